@@ -1,0 +1,1 @@
+//! Benches and storage experiments of colibri-uring. Each bench is a file under `benches/`.

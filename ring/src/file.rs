@@ -1,0 +1,192 @@
+//! A file that is read by range: one buffered descriptor and, where the file system allows it, an
+//! O_DIRECT twin beside it. Never mapped into memory.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use rustix::fs::Advice as Fadvice;
+
+/// The longest single read that is asked of the kernel, in bytes; longer reads are done in pieces
+/// (one read moves at most 2 GiB - 4 KiB on Linux).
+pub const MAX_READ: usize = 1 << 30;
+
+/// What the page cache should do with a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Start reading the range into the page cache.
+    WillNeed,
+    /// Forget the range: it will not be read again soon.
+    DontNeed,
+}
+
+/// An error of one file operation, with the path and the offset where it happened.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The file could not be opened or examined.
+    #[error("cannot open {}: {source}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// A read failed.
+    #[error("cannot read {} at offset {offset}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Byte offset of the read.
+        offset: u64,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// The file ended before the wanted bytes.
+    #[error("{} ends at byte {end}, inside a read of {len} bytes at offset {offset}", path.display())]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Byte offset of the read.
+        offset: u64,
+        /// Wanted bytes.
+        len: usize,
+        /// Where the file ended.
+        end: u64,
+    },
+}
+
+/// Alignment that O_DIRECT reads of a file need, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectAlign {
+    /// Of the file offset and the length.
+    pub offset: u32,
+    /// Of the memory address.
+    pub memory: u32,
+}
+
+/// The O_DIRECT twin of a file.
+#[derive(Debug)]
+struct Direct {
+    file: std::fs::File,
+    align: DirectAlign,
+}
+
+/// A read-only file. Cheap to share behind an `Arc`; every method takes `&self`.
+#[derive(Debug)]
+pub struct File {
+    path: PathBuf,
+    buffered: std::fs::File,
+    /// Opened at the first use: `Err` says why there is none.
+    direct: OnceLock<Result<Direct, String>>,
+    size: u64,
+    drive: u64,
+}
+
+impl File {
+    /// Opens a regular file for reading.
+    ///
+    /// # Errors
+    /// [`FileError::Open`] when it does not exist, is no regular file, or permission is missing.
+    pub fn open(path: impl Into<PathBuf>) -> Result<File, FileError> {
+        let path = path.into();
+        let opened = (|| {
+            // O_NONBLOCK: a FIFO named like a shard must not hang the open. It has no effect on files.
+            let file = OpenOptions::new()
+                .read(true)
+                .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+                .open(&path)?;
+            let meta = file.metadata()?;
+            if !meta.is_file() {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "not a regular file",
+                ));
+            }
+            Ok((file, meta))
+        })();
+        match opened {
+            Ok((buffered, meta)) => Ok(File {
+                path,
+                buffered,
+                direct: OnceLock::new(),
+                size: meta.len(),
+                drive: meta.dev(),
+            }),
+            Err(source) => Err(FileError::Open { path, source }),
+        }
+    }
+
+    /// Size in bytes when the file was opened.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The path that it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The number of the device that holds the file (`st_dev`): two files with the same number share
+    /// one drive's bandwidth.
+    pub fn drive(&self) -> u64 {
+        self.drive
+    }
+
+    /// The buffered descriptor.
+    pub fn buffered_fd(&self) -> BorrowedFd<'_> {
+        self.buffered.as_fd()
+    }
+
+    /// Reads exactly `buf.len()` bytes at `offset` through the page cache, in pieces of at most
+    /// [`MAX_READ`].
+    ///
+    /// # Errors
+    /// [`FileError::Truncated`] when the file ends first, [`FileError::Read`] when the device fails.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<(), FileError> {
+        let len = buf.len();
+        let mut done = 0;
+        while done < len {
+            let piece = (len - done).min(MAX_READ);
+            match self
+                .buffered
+                .read_at(&mut buf[done..done + piece], offset + done as u64)
+            {
+                Ok(0) => {
+                    let end = offset + done as u64;
+                    return Err(FileError::Truncated {
+                        path: self.path.clone(),
+                        offset,
+                        len,
+                        end,
+                    });
+                }
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    let offset = offset + done as u64;
+                    return Err(FileError::Read {
+                        path: self.path.clone(),
+                        offset,
+                        source,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the page cache about a range. Only a hint: failures are ignored.
+    pub fn advise(&self, offset: u64, len: u64, advice: Advice) {
+        let advice = match advice {
+            Advice::WillNeed => Fadvice::WillNeed,
+            Advice::DontNeed => Fadvice::DontNeed,
+        };
+        // A length of 0 would mean "to the end of the file".
+        if let Some(len) = std::num::NonZeroU64::new(len) {
+            let _ = rustix::fs::fadvise(&self.buffered, offset, Some(len), advice);
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Runs mixture-of-experts language models far larger than memory: dense weights stay resident, routed
+//! experts are streamed from SSD through io_uring just before they are needed.
+//!
+//! Dependencies point one way: `cli` -> `model` -> `stream` -> `shards` -> `colibri-ring`. `quant` and
+//! `pool` are leaves.
+
+pub mod config;
+pub mod model;
+pub mod pool;
+pub mod quant;
+pub mod shards;
+pub mod stream;

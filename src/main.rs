@@ -1,0 +1,2 @@
+//! The `colibri-uring` command.
+fn main() {}

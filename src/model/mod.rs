@@ -1,0 +1,1 @@
+//! The `glm_moe_dsa` model: loading, layers, forward pass.
