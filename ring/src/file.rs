@@ -67,11 +67,59 @@ pub struct DirectAlign {
     pub memory: u32,
 }
 
+impl DirectAlign {
+    /// What nearly every file system and drive accepts; used where none is reported.
+    pub const DEFAULT: DirectAlign = DirectAlign {
+        offset: 4096,
+        memory: 4096,
+    };
+}
+
 /// The O_DIRECT twin of a file.
 #[derive(Debug)]
 struct Direct {
     file: std::fs::File,
     align: DirectAlign,
+}
+
+/// `f_type` of tmpfs, which accepts O_DIRECT and ignores it.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+impl Direct {
+    /// Opens the twin, or says in words why reads of this file would go through the page cache anyway.
+    fn open(path: &Path) -> Result<Direct, String> {
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open(path)
+            .map_err(|e| format!("O_DIRECT is refused: {e}"))?;
+        let fs = rustix::fs::fstatfs(&file).map_err(|e| format!("statfs failed: {e}"))?;
+        if fs.f_type as u64 == TMPFS_MAGIC {
+            return Err("tmpfs ignores O_DIRECT".into());
+        }
+        let align = direct_align(&file)?;
+        Ok(Direct { file, align })
+    }
+}
+
+/// What `statx(STATX_DIOALIGN)` reports, [`DirectAlign::DEFAULT`] where the kernel or the file system
+/// reports nothing; an error where it reports that direct reads are not possible (ext4 with data=journal
+/// opens with O_DIRECT and then silently buffers).
+fn direct_align(file: &std::fs::File) -> Result<DirectAlign, String> {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    let Ok(stat) = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
+        return Ok(DirectAlign::DEFAULT);
+    };
+    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return Ok(DirectAlign::DEFAULT);
+    }
+    if stat.stx_dio_offset_align == 0 || stat.stx_dio_mem_align == 0 {
+        return Err("the file system reports that it does not support direct reads".into());
+    }
+    Ok(DirectAlign {
+        offset: stat.stx_dio_offset_align,
+        memory: stat.stx_dio_mem_align,
+    })
 }
 
 /// A read-only file. Cheap to share behind an `Arc`; every method takes `&self`.
@@ -138,6 +186,21 @@ impl File {
     /// The buffered descriptor.
     pub fn buffered_fd(&self) -> BorrowedFd<'_> {
         self.buffered.as_fd()
+    }
+
+    fn twin(&self) -> &Result<Direct, String> {
+        self.direct.get_or_init(|| Direct::open(&self.path))
+    }
+
+    /// The O_DIRECT descriptor and the alignment that its reads need.
+    ///
+    /// # Errors
+    /// In words, why reads of this file go through the page cache.
+    pub fn direct(&self) -> Result<(BorrowedFd<'_>, DirectAlign), &str> {
+        match self.twin() {
+            Ok(direct) => Ok((direct.file.as_fd(), direct.align)),
+            Err(reason) => Err(reason),
+        }
     }
 
     /// Reads exactly `buf.len()` bytes at `offset` through the page cache, in pieces of at most

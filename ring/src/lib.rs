@@ -4,4 +4,13 @@
 //! its caller asks for a set of [`extent::Range`]s to be read into a slab, with a priority, and is told
 //! when each part of that slab is complete.
 
+pub mod arena;
+pub mod device;
+pub mod driver;
+pub mod engine;
+pub mod extent;
 pub mod file;
+mod pread;
+pub mod replica;
+pub mod schedule;
+mod uring;
