@@ -133,8 +133,6 @@ pub struct Stats {
     pub sources: Vec<SourceStats>,
     /// Time from submission to completion of each read, in microseconds.
     pub latency_us: Histogram<u64>,
-    /// Reads whose priority was speculative when they were submitted.
-    pub speculative_reads: u64,
     /// How many times the kernel was entered to submit or to wait.
     pub enters: u64,
 }
@@ -144,7 +142,6 @@ impl Stats {
         Stats {
             sources: vec![SourceStats::default(); sources],
             latency_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("valid bounds"),
-            speculative_reads: 0,
             enters: 0,
         }
     }

@@ -273,9 +273,6 @@ impl Scheduler {
                 if job.waiting.is_empty() {
                     self.queues[priority as usize].remove(q);
                 }
-                if priority == Priority::Speculative {
-                    self.stats.speculative_reads += 1;
-                }
                 let flight = InFlight {
                     slab,
                     waiting,

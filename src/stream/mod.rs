@@ -1,4 +1,15 @@
 //! The expert store: which experts are in memory, which are being read, and which come next.
+//!
+//! The model says [`ExpertStore::want`] and takes what it can compute from [`ExpertStore::next`]; it never sees
+//! a file or a slab.
+
+pub mod cache;
+pub mod catalog;
+pub mod slots;
+pub mod store;
+
+pub use catalog::Catalog;
+pub use store::{ExpertStore, StoreOptions, StreamError, StreamStats};
 
 use crate::quant::Matrix;
 
@@ -9,6 +20,18 @@ pub enum Want {
     Demand,
     /// The router of a later layer will probably choose it.
     Hint,
+}
+
+/// How many experts of the next layer are read ahead of its router's decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Lookahead {
+    /// As many as a token uses.
+    #[default]
+    Auto,
+    /// None.
+    Off,
+    /// This many for each token.
+    Experts(usize),
 }
 
 /// A piece of a demanded expert that is in memory and can be computed now.
@@ -30,31 +53,4 @@ pub enum Ready<'a> {
         /// Down projection.
         down: Matrix<'a>,
     },
-}
-
-/// Why an expert could not be had.
-#[derive(Debug, thiserror::Error)]
-pub enum StreamError {}
-
-/// The expert store.
-#[derive(Debug)]
-pub struct ExpertStore {}
-
-impl ExpertStore {
-    /// Asks for the experts `ids` (ascending, distinct) of `layer`. After a `Demand`, call [`ExpertStore::next`] until
-    /// it returns `None` before the next `Demand`. `ids` may be more than there are slabs.
-    pub fn want(&mut self, layer: usize, ids: &[u32], want: Want) {
-        let _ = (layer, ids, want);
-        todo!()
-    }
-
-    /// The next piece of the demanded experts that can be computed, resident experts first; blocks until
-    /// there is one; `None` when all demanded experts have been handed out. The borrow ends before the
-    /// next call, which also frees the slab of a finished expert for reuse.
-    ///
-    /// # Errors
-    /// When a read failed on every copy: names tensor, file and offset.
-    pub fn next(&mut self) -> Result<Option<Ready<'_>>, StreamError> {
-        todo!()
-    }
 }

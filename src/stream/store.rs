@@ -1,0 +1,462 @@
+//! The store: demands, guesses, and the order in which experts are handed out.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use colibri_ring::arena::SlabId;
+use colibri_ring::engine::{Engine, EngineError, Options, SlabState};
+use colibri_ring::extent::{Layout, Range, RangeError};
+use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica};
+use colibri_ring::schedule::{Event, Priority, ReadError};
+
+use super::cache::{Cache, Key};
+use super::catalog::{Catalog, ExpertPieces, Piece};
+use super::slots::{self, Budget, TooSmall};
+use super::{Lookahead, Ready, Want};
+use crate::quant::Matrix;
+use crate::shards::Shards;
+
+/// Part of a slab that holds gate and up; computing can start when it is in.
+const GATE_UP: u8 = 0;
+/// Part of a slab that holds down.
+const DOWN: u8 = 1;
+
+/// How experts are kept and read.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreOptions {
+    /// Memory for experts.
+    pub budget: Budget,
+    /// Reads ahead of the router.
+    pub lookahead: Lookahead,
+    /// Whether reads bypass the page cache.
+    pub direct: DirectMode,
+    /// Device, windows, chunk size.
+    pub engine: Options,
+}
+
+/// Why experts cannot be streamed.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    /// The memory does not hold one token's experts.
+    #[error("the expert cache is too small: {0}")]
+    TooSmall(#[from] TooSmall),
+    /// O_DIRECT was insisted on.
+    #[error(transparent)]
+    Direct(#[from] DirectRefused),
+    /// A tensor's place in its file is impossible.
+    #[error("{tensor}: {source}")]
+    Range {
+        /// The tensor.
+        tensor: String,
+        /// Why.
+        source: RangeError,
+    },
+    /// The engine does not run.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A read failed on every copy.
+    #[error("cannot read tensor {tensor}: {source}")]
+    Read {
+        /// The tensor.
+        tensor: String,
+        /// File, offset, and the operating system's answer.
+        source: ReadError,
+    },
+}
+
+/// What the store did so far.
+#[derive(Clone, Debug, Default)]
+pub struct StreamStats {
+    /// Demanded experts that were in memory.
+    pub hits: u64,
+    /// Demanded experts that had to be read, or were being read.
+    pub misses: u64,
+    /// Guessed experts that were read, or begun to be.
+    pub speculative_reads: u64,
+    /// Of these, how many were then demanded.
+    pub speculative_used: u64,
+    /// Time in which there was nothing to compute because reads were under way.
+    pub io_wait: Duration,
+}
+
+/// How far the computation of a demanded expert is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Not in a slab yet, because none was free.
+    NoSlab,
+    /// Its gate and up have not been handed out.
+    GateUp(SlabId),
+    /// Gate and up have been handed out, down has not.
+    Down(SlabId),
+    /// Handed out whole.
+    Done,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Demand {
+    expert: u32,
+    stage: Stage,
+}
+
+/// Experts in slabs under a byte budget, read when they are demanded or guessed.
+#[derive(Debug)]
+pub struct ExpertStore {
+    engine: Engine,
+    catalog: Catalog,
+    cache: Cache,
+    /// Slab class of an expert, by its stored size: (largest stored size, class), ascending.
+    class_limits: Vec<u64>,
+    align: u64,
+    lookahead: Lookahead,
+    top_k: usize,
+    layer: usize,
+    demands: Vec<Demand>,
+    /// The demand whose last piece was handed out: its slab is in use until the next call.
+    lent: Option<usize>,
+    /// Guesses that have no slab yet, most likely first.
+    guesses: VecDeque<Key>,
+    /// Slabs that were read on a guess and have not been demanded.
+    guessed: Vec<SlabId>,
+    /// Whether every copy of every expert file is read with O_DIRECT.
+    direct: bool,
+    stats: StreamStats,
+}
+
+impl ExpertStore {
+    /// Makes the slabs and starts the engine.
+    ///
+    /// # Errors
+    /// When the budget does not hold a token's experts, or the engine cannot run as asked.
+    pub fn new(
+        shards: &Shards,
+        catalog: Catalog,
+        top_k: usize,
+        options: StoreOptions,
+    ) -> Result<ExpertStore, StreamError> {
+        let replicas = (shards.files().iter().enumerate())
+            .map(|(i, file)| vec![Replica { file: file.clone(), source: shards.dir_of(i) }])
+            .collect();
+        let files = Files::new(replicas, options.direct)?;
+        let align = files.align();
+
+        let mut sizes = Vec::new();
+        for key in catalog.keys() {
+            let pieces = catalog.expert(key);
+            sizes.push((pieces.stored_bytes(), layout(&catalog, key, &pieces, align)?.footprint));
+        }
+        let classes = slots::footprints(sizes.into_iter());
+        let (class_limits, footprints): (Vec<u64>, Vec<_>) = classes.into_iter().unzip();
+        let layers = catalog.moe_layers();
+        let (slabs, share) = slots::slabs(&footprints, layers, top_k, options.budget)?;
+        let counts: Vec<usize> = slabs.iter().map(|class| class.count).collect();
+        tracing::debug!(?slabs, share, align, "expert cache");
+        Ok(ExpertStore {
+            direct: files.all_direct(),
+            engine: Engine::new(&files, &slabs, options.engine)?,
+            cache: Cache::new(&counts, catalog.layers(), catalog.experts(), share),
+            catalog,
+            class_limits,
+            align,
+            lookahead: options.lookahead,
+            top_k,
+            layer: 0,
+            demands: Vec::new(),
+            lent: None,
+            guesses: VecDeque::new(),
+            guessed: Vec::new(),
+            stats: StreamStats::default(),
+        })
+    }
+
+    /// How many experts of the next layer should be guessed for each token; 0 when guesses are not wanted.
+    pub fn lookahead(&self) -> usize {
+        match self.lookahead {
+            Lookahead::Off => 0,
+            Lookahead::Auto => self.top_k,
+            Lookahead::Experts(k) => k,
+        }
+    }
+
+    /// Asks for experts of `layer`, all different. `Demand`: they will be handed out by [`ExpertStore::next`], which must
+    /// be called until it returns `None` before the next demand; they may be more than there are slabs.
+    /// `Hint`: they will probably be demanded next, the most likely first.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub fn want(&mut self, layer: usize, ids: &[u32], want: Want) -> Result<(), StreamError> {
+        match want {
+            Want::Demand => self.demand(layer, ids)?,
+            Want::Hint => {
+                let keys = ids.iter().map(|&expert| Key { layer, expert });
+                self.guesses = keys.filter(|key| self.cache.slab(*key).is_none()).collect();
+                self.start_guesses()?;
+            }
+        }
+        self.engine.flush();
+        Ok(())
+    }
+
+    fn demand(&mut self, layer: usize, ids: &[u32]) -> Result<(), StreamError> {
+        debug_assert!(self.demands.iter().all(|d| d.stage == Stage::Done));
+        while let Some(event) = self.engine.poll()? {
+            self.handle(event)?;
+        }
+        self.layer = layer;
+        self.guesses.clear();
+        self.settle_guesses(layer, ids);
+        self.demands.clear();
+        for &expert in ids {
+            let stage = match self.cache.slab(Key { layer, expert }) {
+                Some(slab) => {
+                    if self.engine.state(slab) == SlabState::Full {
+                        self.stats.hits += 1;
+                    } else {
+                        self.stats.misses += 1;
+                        self.engine.promote(slab);
+                    }
+                    self.cache.touch(slab);
+                    self.cache.set_busy(slab, true);
+                    Stage::GateUp(slab)
+                }
+                None => {
+                    self.stats.misses += 1;
+                    Stage::NoSlab
+                }
+            };
+            self.demands.push(Demand { expert, stage });
+        }
+        self.start_demands()
+    }
+
+    /// The router of `layer` has decided: guesses that came true are counted, the others make room.
+    fn settle_guesses(&mut self, layer: usize, ids: &[u32]) {
+        let mut guessed = std::mem::take(&mut self.guessed);
+        guessed.retain(|&slab| {
+            let key = self.cache.key(slab).expect("a guess is forgotten when its slab is");
+            if key.layer == layer && ids.contains(&key.expert) {
+                self.stats.speculative_used += 1;
+                return false;
+            }
+            if key.layer > layer {
+                return true;
+            }
+            self.cache.forget_use(slab);
+            if self.engine.state(slab) != SlabState::Full {
+                self.engine.abandon(slab);
+            }
+            false
+        });
+        self.guessed = guessed;
+    }
+
+    /// Starts the read of an expert if there is a slab for it.
+    fn start(&mut self, key: Key, priority: Priority) -> Result<Option<SlabId>, StreamError> {
+        let pieces = self.catalog.expert(key);
+        let class = self.class_limits.partition_point(|limit| *limit < pieces.stored_bytes());
+        let Some((slab, evicted)) = self.cache.make_room(class as u8, key.layer) else {
+            return Ok(None);
+        };
+        if evicted {
+            self.engine.release(slab);
+            self.guessed.retain(|s| *s != slab);
+        }
+        self.cache.insert(key, slab);
+        self.engine.read(slab, priority, layout(&self.catalog, key, &pieces, self.align)?);
+        Ok(Some(slab))
+    }
+
+    /// Starts the reads of demanded experts, as far as there are slabs.
+    fn start_demands(&mut self) -> Result<(), StreamError> {
+        for i in 0..self.demands.len() {
+            if self.demands[i].stage == Stage::NoSlab {
+                let key = Key { layer: self.layer, expert: self.demands[i].expert };
+                let Some(slab) = self.start(key, Priority::Demand)? else { break };
+                self.demands[i].stage = Stage::GateUp(slab);
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the reads of guesses in slabs that no demand waits for.
+    fn start_guesses(&mut self) -> Result<(), StreamError> {
+        if self.demands.iter().any(|d| d.stage == Stage::NoSlab) {
+            return Ok(());
+        }
+        while let Some(&key) = self.guesses.front() {
+            let Some(slab) = self.start(key, Priority::Speculative)? else { break };
+            self.stats.speculative_reads += 1;
+            self.guessed.push(slab);
+            self.guesses.pop_front();
+        }
+        Ok(())
+    }
+
+    /// The next piece of the demanded experts that can be computed, resident experts first; sleeps until there
+    /// is one; `None` when all have been handed out. The borrow ends before the next call, which also frees the slab of
+    /// a finished expert for reuse.
+    ///
+    /// # Errors
+    /// When a read failed on every copy: names tensor, file and offset.
+    #[allow(clippy::should_implement_trait, reason = "it lends, and an iterator cannot")]
+    pub fn next(&mut self) -> Result<Option<Ready<'_>>, StreamError> {
+        // Events first: the slab that is taken back must be known to be full.
+        while let Some(event) = self.engine.poll()? {
+            self.handle(event)?;
+        }
+        self.take_back()?;
+        let at = loop {
+            if let Some(at) = self.computable() {
+                break at;
+            }
+            if self.demands.iter().all(|d| d.stage == Stage::Done) {
+                return Ok(None);
+            }
+            self.engine.flush();
+            let start = Instant::now();
+            let event = self.engine.wait();
+            self.stats.io_wait += start.elapsed();
+            self.handle(event?)?;
+        };
+        let Demand { expert, stage } = self.demands[at];
+        let pieces = self.catalog.expert(Key { layer: self.layer, expert });
+        let matrix = |slab, range, piece: Piece| Matrix {
+            format: piece.format,
+            rows: piece.rows,
+            cols: piece.cols,
+            bytes: self.engine.payload(slab, range),
+        };
+        Ok(Some(match stage {
+            Stage::GateUp(slab) => {
+                self.demands[at].stage = Stage::Down(slab);
+                let (gate, up) = (matrix(slab, 0, pieces.gate), matrix(slab, 1, pieces.up));
+                Ready::GateUp { expert, gate, up }
+            }
+            Stage::Down(slab) => {
+                self.demands[at].stage = Stage::Done;
+                self.lent = Some(at);
+                Ready::Down { expert, down: matrix(slab, 2, pieces.down) }
+            }
+            Stage::NoSlab | Stage::Done => unreachable!("not computable"),
+        }))
+    }
+
+    /// The expert that was handed out whole at the last call has been computed: its slab may be reused, first for
+    /// demands that had none.
+    fn take_back(&mut self) -> Result<(), StreamError> {
+        let Some(at) = self.lent.take() else { return Ok(()) };
+        let key = Key { layer: self.layer, expert: self.demands[at].expert };
+        let slab = self.cache.slab(key).expect("busy slabs are not taken away");
+        self.cache.set_busy(slab, false);
+        self.start_demands()?;
+        self.start_guesses()?;
+        self.engine.flush();
+        Ok(())
+    }
+
+    /// The demand to compute next: one that is begun and complete, so that its slab is free early; then one that is
+    /// complete; then one whose gate and up are in.
+    fn computable(&self) -> Option<usize> {
+        let rank = |d: &Demand| match d.stage {
+            Stage::Down(slab) if self.engine.ready(slab, DOWN) => Some(0),
+            Stage::GateUp(slab) if self.engine.state(slab) == SlabState::Full => Some(1),
+            Stage::GateUp(slab) if self.engine.ready(slab, GATE_UP) => Some(2),
+            _ => None,
+        };
+        let ranked = self.demands.iter().enumerate().filter_map(|(i, d)| Some((rank(d)?, i)));
+        ranked.min().map(|(_, i)| i)
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), StreamError> {
+        match event {
+            Event::Part(..) => return Ok(()),
+            Event::Full(slab) => {
+                if self.demand_on(slab).is_none() {
+                    self.cache.set_busy(slab, false);
+                }
+            }
+            Event::Dropped(slab) => {
+                // It may have been demanded after all, too late for the ring thread to go on with it.
+                if let Some(at) = self.demand_on(slab) {
+                    self.demands[at].stage = Stage::NoSlab;
+                }
+                self.forget(slab);
+            }
+            Event::Failed(slab, source) => {
+                let key = self.cache.key(slab).expect("the slab of a read holds an expert");
+                let demanded = self.demand_on(slab).is_some();
+                self.forget(slab);
+                if demanded {
+                    let tensor =
+                        self.catalog.tensor_at(key, source.file, source.offset, source.len);
+                    return Err(StreamError::Read { tensor, source });
+                }
+                // If it is demanded later, it is read again, and that failure counts.
+                tracing::warn!("{source}");
+            }
+        }
+        // The slab may be what a demand waits for.
+        self.start_demands()
+    }
+
+    /// The demand that is read into a slab and has not been handed out whole.
+    fn demand_on(&self, slab: SlabId) -> Option<usize> {
+        let on = |d: &Demand| matches!(d.stage, Stage::GateUp(s) | Stage::Down(s) if s == slab);
+        self.demands.iter().position(on)
+    }
+
+    fn forget(&mut self, slab: SlabId) {
+        self.cache.remove(slab);
+        self.guessed.retain(|s| *s != slab);
+    }
+
+    /// What the store did so far.
+    pub fn stats(&self) -> &StreamStats {
+        &self.stats
+    }
+
+    /// What the reads did so far; `None` when the engine has stopped.
+    pub fn read_stats(&mut self) -> Option<colibri_ring::replica::Stats> {
+        self.engine.stats()
+    }
+
+    /// "uring" or "pread".
+    pub fn device(&self) -> &'static str {
+        self.engine.device()
+    }
+
+    /// Whether every read bypasses the page cache.
+    pub fn direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Bytes of memory that the slabs take.
+    pub fn slab_bytes(&self) -> u64 {
+        self.engine.bytes() as u64
+    }
+
+    /// Number of slabs.
+    pub fn slabs(&self) -> usize {
+        self.engine.slabs()
+    }
+}
+
+/// Where the pieces of an expert go in its slab: ranges 0, 1, 2 are gate, up, down.
+fn layout(
+    catalog: &Catalog,
+    key: Key,
+    pieces: &ExpertPieces,
+    align: u64,
+) -> Result<Layout, StreamError> {
+    let range = |piece: &Piece, part| Range {
+        file: piece.file,
+        offset: piece.offset,
+        len: piece.bytes,
+        part,
+    };
+    let ranges =
+        [range(&pieces.gate, GATE_UP), range(&pieces.up, GATE_UP), range(&pieces.down, DOWN)];
+    Layout::new(&ranges, align).map_err(|source| StreamError::Range {
+        tensor: catalog.tensor_at(key, pieces.gate.file, source.offset, source.len),
+        source,
+    })
+}
