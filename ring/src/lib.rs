@@ -10,6 +10,8 @@ pub mod driver;
 pub mod engine;
 pub mod extent;
 pub mod file;
+pub mod headers;
+pub mod limits;
 mod pread;
 pub mod replica;
 pub mod schedule;

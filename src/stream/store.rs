@@ -10,7 +10,7 @@ use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica};
 use colibri_ring::schedule::{Event, Priority, ReadError};
 
 use super::cache::{Cache, Key};
-use super::catalog::{Catalog, ExpertPieces, Piece};
+use super::catalog::{Catalog, Location, Projection};
 use super::slots::{self, Budget, TooSmall};
 use super::{Lookahead, Ready, Want};
 use crate::quant::Matrix;
@@ -140,20 +140,24 @@ impl ExpertStore {
         let align = files.align();
 
         let mut sizes = Vec::new();
-        for key in catalog.keys() {
-            let pieces = catalog.expert(key);
-            sizes.push((pieces.stored_bytes(), layout(&catalog, key, &pieces, align)?.footprint));
+        for layer in catalog.layers() {
+            for expert in 0..catalog.experts() as u32 {
+                let key = Key { layer, expert };
+                let matrices = matrices(&catalog, key);
+                sizes.push((stored_bytes(&matrices), layout(&catalog, key, &matrices, align)?.footprint));
+            }
         }
         let classes = slots::footprints(sizes.into_iter());
         let (class_limits, footprints): (Vec<u64>, Vec<_>) = classes.into_iter().unzip();
-        let layers = catalog.moe_layers();
+        let layers = catalog.layers().count();
+        let model_layers = catalog.layers().last().map_or(0, |last| last + 1);
         let (slabs, share) = slots::slabs(&footprints, layers, top_k, options.budget)?;
         let counts: Vec<usize> = slabs.iter().map(|class| class.count).collect();
         tracing::debug!(?slabs, share, align, "expert cache");
         Ok(ExpertStore {
             direct: files.all_direct(),
             engine: Engine::new(&files, &slabs, options.engine)?,
-            cache: Cache::new(&counts, catalog.layers(), catalog.experts(), share),
+            cache: Cache::new(&counts, model_layers, catalog.experts(), share),
             catalog,
             class_limits,
             align,
@@ -251,8 +255,9 @@ impl ExpertStore {
 
     /// Starts the read of an expert if there is a slab for it.
     fn start(&mut self, key: Key, priority: Priority) -> Result<Option<SlabId>, StreamError> {
-        let pieces = self.catalog.expert(key);
-        let class = self.class_limits.partition_point(|limit| *limit < pieces.stored_bytes());
+        let matrices = matrices(&self.catalog, key);
+        let stored = stored_bytes(&matrices);
+        let class = self.class_limits.partition_point(|limit| *limit < stored);
         let Some((slab, evicted)) = self.cache.make_room(class as u8, key.layer) else {
             return Ok(None);
         };
@@ -261,7 +266,7 @@ impl ExpertStore {
             self.guessed.retain(|s| *s != slab);
         }
         self.cache.insert(key, slab);
-        self.engine.read(slab, priority, layout(&self.catalog, key, &pieces, self.align)?);
+        self.engine.read(slab, priority, layout(&self.catalog, key, &matrices, self.align)?);
         Ok(Some(slab))
     }
 
@@ -318,23 +323,22 @@ impl ExpertStore {
             self.handle(event?)?;
         };
         let Demand { expert, stage } = self.demands[at];
-        let pieces = self.catalog.expert(Key { layer: self.layer, expert });
-        let matrix = |slab, range, piece: Piece| Matrix {
-            format: piece.format,
-            rows: piece.rows,
-            cols: piece.cols,
-            bytes: self.engine.payload(slab, range),
+        let locations = matrices(&self.catalog, Key { layer: self.layer, expert });
+        let matrix = |slab, projection: Projection| {
+            let Location { format, rows, cols, .. } = locations[projection as usize];
+            let bytes = self.engine.payload(slab, projection as usize);
+            Matrix { format, rows, cols, bytes }
         };
         Ok(Some(match stage {
             Stage::GateUp(slab) => {
                 self.demands[at].stage = Stage::Down(slab);
-                let (gate, up) = (matrix(slab, 0, pieces.gate), matrix(slab, 1, pieces.up));
+                let (gate, up) = (matrix(slab, Projection::Gate), matrix(slab, Projection::Up));
                 Ready::GateUp { expert, gate, up }
             }
             Stage::Down(slab) => {
                 self.demands[at].stage = Stage::Done;
                 self.lent = Some(at);
-                Ready::Down { expert, down: matrix(slab, 2, pieces.down) }
+                Ready::Down { expert, down: matrix(slab, Projection::Down) }
             }
             Stage::NoSlab | Stage::Done => unreachable!("not computable"),
         }))
@@ -387,7 +391,7 @@ impl ExpertStore {
                 self.forget(slab);
                 if demanded {
                     let tensor =
-                        self.catalog.tensor_at(key, source.file, source.offset, source.len);
+                        tensor_at(&self.catalog, key, source.file, source.offset, source.len);
                     return Err(StreamError::Read { tensor, source });
                 }
                 // If it is demanded later, it is read again, and that failure counts.
@@ -440,23 +444,40 @@ impl ExpertStore {
     }
 }
 
-/// Where the pieces of an expert go in its slab: ranges 0, 1, 2 are gate, up, down.
+/// The matrices of an expert that the catalog is known to have, in the order of [`Projection::ALL`].
+fn matrices(catalog: &Catalog, key: Key) -> [Location; 3] {
+    catalog.expert(key.layer, key.expert).expect("only experts of the model are asked for")
+}
+
+fn stored_bytes(matrices: &[Location; 3]) -> u64 {
+    matrices.iter().map(|m| m.bytes).sum()
+}
+
+/// Where the matrices of an expert go in its slab, in the order of [`Projection::ALL`].
 fn layout(
     catalog: &Catalog,
     key: Key,
-    pieces: &ExpertPieces,
+    matrices: &[Location; 3],
     align: u64,
 ) -> Result<Layout, StreamError> {
-    let range = |piece: &Piece, part| Range {
-        file: piece.file,
-        offset: piece.offset,
-        len: piece.bytes,
-        part,
-    };
-    let ranges =
-        [range(&pieces.gate, GATE_UP), range(&pieces.up, GATE_UP), range(&pieces.down, DOWN)];
+    let ranges = Projection::ALL.map(|projection| {
+        let Location { file, offset, bytes, .. } = matrices[projection as usize];
+        let part = if projection == Projection::Down { DOWN } else { GATE_UP };
+        Range { file: file as u32, offset, len: bytes, part }
+    });
     Layout::new(&ranges, align).map_err(|source| StreamError::Range {
-        tensor: catalog.tensor_at(key, pieces.gate.file, source.offset, source.len),
+        tensor: tensor_at(catalog, key, ranges[0].file, source.offset, source.len),
         source,
     })
+}
+
+/// The tensor of an expert that overlaps a byte range of a file, for messages.
+fn tensor_at(catalog: &Catalog, key: Key, file: u32, offset: u64, len: u64) -> String {
+    let matrices = matrices(catalog, key);
+    let overlaps = |projection: &Projection| {
+        let m = &matrices[*projection as usize];
+        m.file == file as usize && m.offset < offset + len && offset < m.offset + m.bytes
+    };
+    let projection = Projection::ALL.into_iter().find(overlaps).unwrap_or(Projection::Gate);
+    catalog.tensor_name(key.layer, key.expert, projection)
 }
