@@ -81,7 +81,7 @@ fn hostile_values_are_refused_by_name() {
         ),
         (
             json!({"rms_norm_eps": -1e-5}),
-            "rms_norm_eps is -1e-5, allowed",
+            "rms_norm_eps is -0.00001, allowed",
         ),
         (
             json!({"rms_norm_eps": "x"}),
