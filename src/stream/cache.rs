@@ -48,7 +48,15 @@ impl Cache {
     /// `experts` experts, of which each may keep `share`.
     pub fn new(counts: &[usize], layers: usize, experts: usize, share: usize) -> Cache {
         let slots: Vec<Slot> = (counts.iter().enumerate())
-            .flat_map(|(c, &n)| std::iter::repeat_n(Slot { class: c as u8, held: None }, n))
+            .flat_map(|(c, &n)| {
+                std::iter::repeat_n(
+                    Slot {
+                        class: c as u8,
+                        held: None,
+                    },
+                    n,
+                )
+            })
             .collect();
         Cache {
             free: (0..slots.len() as u32).rev().map(SlabId).collect(),
@@ -76,7 +84,10 @@ impl Cache {
     }
 
     fn held(&mut self, slab: SlabId) -> &mut Held {
-        self.slots[slab.index()].held.as_mut().expect("the slab holds an expert")
+        self.slots[slab.index()]
+            .held
+            .as_mut()
+            .expect("the slab holds an expert")
     }
 
     /// Marks an expert as demanded now.
@@ -98,7 +109,11 @@ impl Cache {
     /// A slab of a class for an expert of `layer`: a free one, or one whose expert makes room. In the second case the
     /// former expert is forgotten, and `true` is returned beside the slab.
     pub fn make_room(&mut self, class: u8, layer: usize) -> Option<(SlabId, bool)> {
-        if let Some(at) = self.free.iter().rposition(|s| self.slots[s.index()].class == class) {
+        if let Some(at) = self
+            .free
+            .iter()
+            .rposition(|s| self.slots[s.index()].class == class)
+        {
             return Some((self.free.remove(at), false));
         }
         let slab = self.victim(class, layer)?;
@@ -120,23 +135,27 @@ impl Cache {
     }
 
     /// The least recently used slab of a class that may be taken.
-    fn oldest<'a>(
-        &self,
-        class: u8,
-        slabs: impl IntoIterator<Item = &'a SlabId>,
-    ) -> Option<SlabId> {
+    fn oldest<'a>(&self, class: u8, slabs: impl IntoIterator<Item = &'a SlabId>) -> Option<SlabId> {
         let used = |slab: SlabId| {
             let slot = &self.slots[slab.index()];
             let held = slot.held.filter(|held| !held.busy && slot.class == class)?;
             Some((held.used, slab))
         };
-        slabs.into_iter().filter_map(|slab| used(*slab)).min().map(|(_, slab)| slab)
+        slabs
+            .into_iter()
+            .filter_map(|slab| used(*slab))
+            .min()
+            .map(|(_, slab)| slab)
     }
 
     /// Puts an expert into a slab from [`Cache::make_room`]. It is busy.
     pub fn insert(&mut self, key: Key, slab: SlabId) {
         self.clock += 1;
-        self.slots[slab.index()].held = Some(Held { key, used: self.clock, busy: true });
+        self.slots[slab.index()].held = Some(Held {
+            key,
+            used: self.clock,
+            busy: true,
+        });
         let index = self.index(key);
         self.slab_of[index] = Some(slab);
         self.by_layer[key.layer].push(slab);
@@ -144,7 +163,10 @@ impl Cache {
 
     /// Forgets what is in a slab, which is free then.
     pub fn remove(&mut self, slab: SlabId) {
-        let held = self.slots[slab.index()].held.take().expect("the slab holds an expert");
+        let held = self.slots[slab.index()]
+            .held
+            .take()
+            .expect("the slab holds an expert");
         let index = self.index(held.key);
         self.slab_of[index] = None;
         self.by_layer[held.key.layer].retain(|s| *s != slab);
@@ -179,7 +201,11 @@ mod tests {
         load(&mut cache, key(1, 6));
         assert_eq!(cache.slab(key(0, 1)), None);
         load(&mut cache, key(1, 5));
-        assert_eq!(cache.slab(key(1, 7)), None, "both layers hold two, and this is the later layer's oldest");
+        assert_eq!(
+            cache.slab(key(1, 7)),
+            None,
+            "both layers hold two, and this is the later layer's oldest"
+        );
         assert!(cache.slab(key(0, 0)).is_some() && cache.slab(key(0, 2)).is_some());
     }
 

@@ -28,14 +28,19 @@ pub struct Footprint {
 pub fn footprints(experts: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, Footprint)> {
     let mut by_size = std::collections::BTreeMap::<u64, Footprint>::new();
     for (stored, footprint) in experts {
-        let class = by_size.entry(stored).or_insert(Footprint { bytes: 0, experts: 0 });
+        let class = by_size.entry(stored).or_insert(Footprint {
+            bytes: 0,
+            experts: 0,
+        });
         class.bytes = class.bytes.max(footprint);
         class.experts += 1;
     }
     let mut classes: Vec<(u64, Footprint)> = by_size.into_iter().collect();
     while classes.len() > MAX_CLASSES {
         let growth = |i: &usize| classes[i + 1].1.bytes - classes[*i].1.bytes;
-        let closest = (0..classes.len() - 1).min_by_key(growth).expect("more than one is left");
+        let closest = (0..classes.len() - 1)
+            .min_by_key(growth)
+            .expect("more than one is left");
         let smaller = classes.remove(closest).1;
         let larger = &mut classes[closest].1;
         larger.experts += smaller.experts;
@@ -46,7 +51,9 @@ pub fn footprints(experts: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, Footpr
 
 /// The budget does not hold the experts that one token needs at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{bytes} bytes hold fewer than the {slabs} experts of up to {slab_bytes} bytes that a token needs at once ({needed} bytes)")]
+#[error(
+    "{bytes} bytes hold fewer than the {slabs} experts of up to {slab_bytes} bytes that a token needs at once ({needed} bytes)"
+)]
 pub struct TooSmall {
     /// The budget.
     pub bytes: u64,
@@ -78,8 +85,16 @@ pub fn slabs(
             let needed = footprints.iter().map(|f| minimum(f) as u64 * f.bytes).sum();
             let largest = footprints.iter().max_by_key(|f| f.bytes);
             let slab_bytes = largest.map_or(0, |f| f.bytes);
-            let rest = bytes.checked_sub(needed).ok_or(TooSmall { bytes, slabs: working, slab_bytes, needed })?;
-            let total: u128 = footprints.iter().map(|f| u128::from(f.bytes) * f.experts as u128).sum();
+            let rest = bytes.checked_sub(needed).ok_or(TooSmall {
+                bytes,
+                slabs: working,
+                slab_bytes,
+                needed,
+            })?;
+            let total: u128 = footprints
+                .iter()
+                .map(|f| u128::from(f.bytes) * f.experts as u128)
+                .sum();
             (u128::from(rest) * experts as u128 / total.max(1)) as usize
         }
     };
@@ -88,7 +103,10 @@ pub fn slabs(
         .iter()
         .map(|f| {
             let count = minimum(f) + (kept as u128 * f.experts as u128 / experts as u128) as usize;
-            Class { bytes: f.bytes as usize, count: count.min(f.experts) }
+            Class {
+                bytes: f.bytes as usize,
+                count: count.min(f.experts),
+            }
         })
         .collect();
     Ok((classes, kept / layers.max(1)))
@@ -104,19 +122,34 @@ mod tests {
     #[test]
     fn one_size_is_one_class() {
         let classes = footprints([(100, 8192), (100, 4096), (100, 8192)].into_iter());
-        assert_eq!(classes, [(100, Footprint { bytes: 8192, experts: 3 })]);
+        assert_eq!(
+            classes,
+            [(
+                100,
+                Footprint {
+                    bytes: 8192,
+                    experts: 3
+                }
+            )]
+        );
     }
 
     #[test]
     fn the_closest_sizes_share_a_class() {
         let sizes = [(10, 10), (20, 20), (22, 22), (40, 40)];
-        let bytes: Vec<_> = footprints(sizes.into_iter()).iter().map(|c| (c.1.bytes, c.1.experts)).collect();
+        let bytes: Vec<_> = footprints(sizes.into_iter())
+            .iter()
+            .map(|c| (c.1.bytes, c.1.experts))
+            .collect();
         assert_eq!(bytes, [(10, 1), (22, 2), (40, 1)]);
     }
 
     #[test]
     fn no_slots_leave_the_working_set() {
-        let f = [Footprint { bytes: MIB, experts: 64 }];
+        let f = [Footprint {
+            bytes: MIB,
+            experts: 64,
+        }];
         let (classes, share) = slabs(&f, 4, 8, Budget::SlotsPerLayer(0)).unwrap();
         assert_eq!((classes[0].count, share), (9, 0));
         let (classes, share) = slabs(&f, 4, 8, Budget::SlotsPerLayer(2)).unwrap();
@@ -127,11 +160,20 @@ mod tests {
 
     #[test]
     fn a_budget_that_cannot_work_is_refused_with_the_numbers() {
-        let f = [Footprint { bytes: MIB, experts: 64 }];
+        let f = [Footprint {
+            bytes: MIB,
+            experts: 64,
+        }];
         let e = slabs(&f, 4, 8, Budget::Bytes(9 * MIB - 1)).unwrap_err();
         assert_eq!(e.needed, 9 * MIB);
-        assert_eq!(slabs(&f, 4, 8, Budget::Bytes(9 * MIB)).unwrap().0[0].count, 9);
-        assert_eq!(slabs(&f, 4, 8, Budget::Bytes(30 * MIB)).unwrap().0[0].count, 30);
+        assert_eq!(
+            slabs(&f, 4, 8, Budget::Bytes(9 * MIB)).unwrap().0[0].count,
+            9
+        );
+        assert_eq!(
+            slabs(&f, 4, 8, Budget::Bytes(30 * MIB)).unwrap().0[0].count,
+            30
+        );
     }
 
     proptest! {

@@ -111,8 +111,8 @@ pub struct ExpertStore {
     top_k: usize,
     layer: usize,
     demands: Vec<Demand>,
-    /// The demand whose last piece was handed out: its slab is in use until the next call.
-    lent: Option<usize>,
+    /// The slab whose last piece was handed out: it is in use until the next call.
+    lent: Option<SlabId>,
     /// Guesses that have no slab yet, most likely first.
     guesses: VecDeque<Key>,
     /// Slabs that were read on a guess and have not been demanded.
@@ -134,7 +134,12 @@ impl ExpertStore {
         options: StoreOptions,
     ) -> Result<ExpertStore, StreamError> {
         let replicas = (shards.files().iter().enumerate())
-            .map(|(i, file)| vec![Replica { file: file.clone(), source: shards.dir_of(i) }])
+            .map(|(i, file)| {
+                vec![Replica {
+                    file: file.clone(),
+                    source: shards.dir_of(i),
+                }]
+            })
             .collect();
         let files = Files::new(replicas, options.direct)?;
         let align = files.align();
@@ -144,7 +149,10 @@ impl ExpertStore {
             for expert in 0..catalog.experts() as u32 {
                 let key = Key { layer, expert };
                 let matrices = matrices(&catalog, key);
-                sizes.push((stored_bytes(&matrices), layout(&catalog, key, &matrices, align)?.footprint));
+                sizes.push((
+                    stored_bytes(&matrices),
+                    layout(&catalog, key, &matrices, align)?.footprint,
+                ));
             }
         }
         let classes = slots::footprints(sizes.into_iter());
@@ -236,7 +244,10 @@ impl ExpertStore {
     fn settle_guesses(&mut self, layer: usize, ids: &[u32]) {
         let mut guessed = std::mem::take(&mut self.guessed);
         guessed.retain(|&slab| {
-            let key = self.cache.key(slab).expect("a guess is forgotten when its slab is");
+            let key = self
+                .cache
+                .key(slab)
+                .expect("a guess is forgotten when its slab is");
             if key.layer == layer && ids.contains(&key.expert) {
                 self.stats.speculative_used += 1;
                 return false;
@@ -266,7 +277,11 @@ impl ExpertStore {
             self.guessed.retain(|s| *s != slab);
         }
         self.cache.insert(key, slab);
-        self.engine.read(slab, priority, layout(&self.catalog, key, &matrices, self.align)?);
+        self.engine.read(
+            slab,
+            priority,
+            layout(&self.catalog, key, &matrices, self.align)?,
+        );
         Ok(Some(slab))
     }
 
@@ -274,8 +289,13 @@ impl ExpertStore {
     fn start_demands(&mut self) -> Result<(), StreamError> {
         for i in 0..self.demands.len() {
             if self.demands[i].stage == Stage::NoSlab {
-                let key = Key { layer: self.layer, expert: self.demands[i].expert };
-                let Some(slab) = self.start(key, Priority::Demand)? else { break };
+                let key = Key {
+                    layer: self.layer,
+                    expert: self.demands[i].expert,
+                };
+                let Some(slab) = self.start(key, Priority::Demand)? else {
+                    break;
+                };
                 self.demands[i].stage = Stage::GateUp(slab);
             }
         }
@@ -288,7 +308,9 @@ impl ExpertStore {
             return Ok(());
         }
         while let Some(&key) = self.guesses.front() {
-            let Some(slab) = self.start(key, Priority::Speculative)? else { break };
+            let Some(slab) = self.start(key, Priority::Speculative)? else {
+                break;
+            };
             self.stats.speculative_reads += 1;
             self.guessed.push(slab);
             self.guesses.pop_front();
@@ -302,7 +324,10 @@ impl ExpertStore {
     ///
     /// # Errors
     /// When a read failed on every copy: names tensor, file and offset.
-    #[allow(clippy::should_implement_trait, reason = "it lends, and an iterator cannot")]
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "it lends, and an iterator cannot"
+    )]
     pub fn next(&mut self) -> Result<Option<Ready<'_>>, StreamError> {
         // Events first: the slab that is taken back must be known to be full.
         while let Some(event) = self.engine.poll()? {
@@ -323,11 +348,24 @@ impl ExpertStore {
             self.handle(event?)?;
         };
         let Demand { expert, stage } = self.demands[at];
-        let locations = matrices(&self.catalog, Key { layer: self.layer, expert });
+        let locations = matrices(
+            &self.catalog,
+            Key {
+                layer: self.layer,
+                expert,
+            },
+        );
         let matrix = |slab, projection: Projection| {
-            let Location { format, rows, cols, .. } = locations[projection as usize];
+            let Location {
+                format, rows, cols, ..
+            } = locations[projection as usize];
             let bytes = self.engine.payload(slab, projection as usize);
-            Matrix { format, rows, cols, bytes }
+            Matrix {
+                format,
+                rows,
+                cols,
+                bytes,
+            }
         };
         Ok(Some(match stage {
             Stage::GateUp(slab) => {
@@ -337,8 +375,11 @@ impl ExpertStore {
             }
             Stage::Down(slab) => {
                 self.demands[at].stage = Stage::Done;
-                self.lent = Some(at);
-                Ready::Down { expert, down: matrix(slab, Projection::Down) }
+                self.lent = Some(slab);
+                Ready::Down {
+                    expert,
+                    down: matrix(slab, Projection::Down),
+                }
             }
             Stage::NoSlab | Stage::Done => unreachable!("not computable"),
         }))
@@ -347,9 +388,9 @@ impl ExpertStore {
     /// The expert that was handed out whole at the last call has been computed: its slab may be reused, first for
     /// demands that had none.
     fn take_back(&mut self) -> Result<(), StreamError> {
-        let Some(at) = self.lent.take() else { return Ok(()) };
-        let key = Key { layer: self.layer, expert: self.demands[at].expert };
-        let slab = self.cache.slab(key).expect("busy slabs are not taken away");
+        let Some(slab) = self.lent.take() else {
+            return Ok(());
+        };
         self.cache.set_busy(slab, false);
         self.start_demands()?;
         self.start_guesses()?;
@@ -366,7 +407,11 @@ impl ExpertStore {
             Stage::GateUp(slab) if self.engine.ready(slab, GATE_UP) => Some(2),
             _ => None,
         };
-        let ranked = self.demands.iter().enumerate().filter_map(|(i, d)| Some((rank(d)?, i)));
+        let ranked = self
+            .demands
+            .iter()
+            .enumerate()
+            .filter_map(|(i, d)| Some((rank(d)?, i)));
         ranked.min().map(|(_, i)| i)
     }
 
@@ -374,7 +419,7 @@ impl ExpertStore {
         match event {
             Event::Part(..) => return Ok(()),
             Event::Full(slab) => {
-                if self.demand_on(slab).is_none() {
+                if self.demand_on(slab).is_none() && self.lent != Some(slab) {
                     self.cache.set_busy(slab, false);
                 }
             }
@@ -386,7 +431,10 @@ impl ExpertStore {
                 self.forget(slab);
             }
             Event::Failed(slab, source) => {
-                let key = self.cache.key(slab).expect("the slab of a read holds an expert");
+                let key = self
+                    .cache
+                    .key(slab)
+                    .expect("the slab of a read holds an expert");
                 let demanded = self.demand_on(slab).is_some();
                 self.forget(slab);
                 if demanded {
@@ -446,7 +494,9 @@ impl ExpertStore {
 
 /// The matrices of an expert that the catalog is known to have, in the order of [`Projection::ALL`].
 fn matrices(catalog: &Catalog, key: Key) -> [Location; 3] {
-    catalog.expert(key.layer, key.expert).expect("only experts of the model are asked for")
+    catalog
+        .expert(key.layer, key.expert)
+        .expect("only experts of the model are asked for")
 }
 
 fn stored_bytes(matrices: &[Location; 3]) -> u64 {
@@ -461,9 +511,23 @@ fn layout(
     align: u64,
 ) -> Result<Layout, StreamError> {
     let ranges = Projection::ALL.map(|projection| {
-        let Location { file, offset, bytes, .. } = matrices[projection as usize];
-        let part = if projection == Projection::Down { DOWN } else { GATE_UP };
-        Range { file: file as u32, offset, len: bytes, part }
+        let Location {
+            file,
+            offset,
+            bytes,
+            ..
+        } = matrices[projection as usize];
+        let part = if projection == Projection::Down {
+            DOWN
+        } else {
+            GATE_UP
+        };
+        Range {
+            file: file as u32,
+            offset,
+            len: bytes,
+            part,
+        }
     });
     Layout::new(&ranges, align).map_err(|source| StreamError::Range {
         tensor: tensor_at(catalog, key, ranges[0].file, source.offset, source.len),
@@ -478,6 +542,9 @@ fn tensor_at(catalog: &Catalog, key: Key, file: u32, offset: u64, len: u64) -> S
         let m = &matrices[*projection as usize];
         m.file == file as usize && m.offset < offset + len && offset < m.offset + m.bytes
     };
-    let projection = Projection::ALL.into_iter().find(overlaps).unwrap_or(Projection::Gate);
+    let projection = Projection::ALL
+        .into_iter()
+        .find(overlaps)
+        .unwrap_or(Projection::Gate);
     catalog.tensor_name(key.layer, key.expert, projection)
 }
