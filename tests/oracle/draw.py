@@ -53,7 +53,7 @@ def random_spec(seed: int) -> Spec:
         kv_lora_rank=r.randint(4, 48), qk_nope_head_dim=r.randint(3, 24), qk_rope_head_dim=rope,
         v_head_dim=r.randint(3, 24), index_n_heads=r.randint(32, 48), index_head_dim=rope + r.randint(0, 14),
         index_topk=r.choice([2048, r.randint(2, 40) if not long else r.randint(30, 80)]),
-        rms_norm_eps=r.choice([1e-5, 1e-6, 1e-3]), attention_bias=r.random() < 0.3, tie_word_embeddings=r.random() < 0.25,
+        rms_norm_eps=r.choice([1e-5, 1e-6, 0.02]), attention_bias=r.random() < 0.3, tie_word_embeddings=r.random() < 0.25,
         eos_token_id=eos, **indexer_keys(r, layers), **mlp_keys(r, layers), **rope_keys(r),
     )
     new = r.randint(4, 28)
@@ -65,5 +65,5 @@ def random_spec(seed: int) -> Spec:
         f"random-{seed}", cfg, dtype=r.choice(names), dtype_of=dtype_of, layout=r.choice(["per-expert", "fused"]),
         dirs=dirs, shards=r.randint(len(dirs), 5), scatter=r.random() < 0.5, prompt=prompt, new=new,
         score=0 if long else r.randint(2, 60), eos_at=r.randrange(new) if stops else None, eos_in=eos_in,
-        indexer=indexer,
+        indexer=indexer, mtp=r.random() < 0.2,
     )

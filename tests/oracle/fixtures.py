@@ -22,11 +22,11 @@ FIXTURES = [
                indexer_types=["full", "shared", "shared", "full", "shared"], eos_token_id=[1, 7]),
         shards=3, scatter=True, prompt=21,
     ),
-    # Fused blocks in two shards; the choice of indexer layers as a pattern.
+    # Fused blocks in two shards; the choice of indexer layers as a pattern; an epsilon that is seen.
     Spec(
         "f16-fused-pattern",
         config(num_hidden_layers=5, index_topk=7, index_topk_pattern="FSSFS", index_n_heads=35, index_head_dim=17,
-               first_k_dense_replace=2, rope_parameters=None, rope_theta=500000.0),
+               first_k_dense_replace=2, rope_parameters=None, rope_theta=500000.0, rms_norm_eps=0.05),
         dtype="f16", layout="fused", shards=2, prompt=18,
     ),
     # Fused blocks; full layers by frequency and offset; tied embeddings; no rope settings at all.
@@ -47,7 +47,7 @@ FIXTURES = [
     Spec(
         "f32-all-experts",
         config(n_routed_experts=5, num_experts_per_tok=5, norm_topk_prob=False, routed_scaling_factor=0.7,
-               moe_intermediate_size=33, hidden_size=41, index_topk=64),
+               moe_intermediate_size=33, hidden_size=41, index_topk=64, rms_norm_eps=0.02),
         dtype="f32",
     ),
     # Two shared experts, biases in attention, sparse from layer 0 on, fused blocks.

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 
 import store
@@ -37,7 +36,7 @@ def write_large(out: Path) -> None:
             for name in names
             for part, tensor in weights.unfuse(name, weights.draw(name, shapes[name], generator, False), LARGE.layout)
         }
-        save_file(shard, out / file, metadata={"format": "pt"})
+        store.write_shard(out / file, shard)
         weight_map.update(dict.fromkeys(shard, file))
         print(f"{out / file}: {sum(t.nbytes for t in shard.values()) >> 20} MiB", flush=True)
     store.write_json(out / store.INDEX, {"metadata": {}, "weight_map": weight_map})

@@ -13,6 +13,12 @@ def write_json(path: Path, value) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n")
 
 
+def write_shard(path: Path, tensors: dict) -> None:
+    """Writes one file. The library leaves it readable to its owner alone."""
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)
+
+
 def deal(tensors: dict, count: int, scatter: bool) -> list[dict]:
     """Deals tensors out to `count` shards: round-robin, or in order by size as published checkpoints are."""
     shards = [{} for _ in range(count)]
@@ -32,7 +38,7 @@ def write_weights(out: Path, tensors: dict, spec) -> None:
         name = "model.safetensors" if spec.shards == 1 else f"model-{i + 1:05}-of-{spec.shards:05}.safetensors"
         folder = out / spec.dirs[i % len(spec.dirs)]
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(shard, folder / name, metadata={"format": "pt"})
+        write_shard(folder / name, shard)
         weight_map.update(dict.fromkeys(shard, name))
     if spec.shards > 1 and len(spec.dirs) == 1:
         size = sum(t.nbytes for t in tensors.values())

@@ -12,11 +12,12 @@ def gain(name: str) -> float:
     """Standard deviation of a matrix's output for a unit-variance input.
 
     Chosen so that attention is neither flat nor one-hot, sigmoid scores of the router spread over (0.1, 0.9),
-    each block adds about as much as the residual stream holds, and logits are of order 1 to 10.
+    each block adds about as much as the residual stream holds, and logits are of order 1 to 10. The indexer's keys
+    are tiny before their norm, so that its epsilon shows.
     """
     for part, value in [
-        ("lm_head", 3.0), ("mlp.gate.weight", 1.5), ("weights_proj", 2.0), ("q_b_proj", 2.0), ("kv_b_proj", 1.5),
-        ("experts", 1.6), ("mlp.", 1.3), ("o_proj", 1.5),
+        ("indexer.wk.", 0.003), ("lm_head", 3.0), ("mlp.gate.weight", 1.5), ("weights_proj", 2.0), ("q_b_proj", 2.0),
+        ("kv_b_proj", 1.5), ("experts", 1.6), ("mlp.", 1.3), ("o_proj", 1.5),
     ]:
         if part in name:
             return value
@@ -62,14 +63,15 @@ def shapes(model: torch.nn.Module, spec) -> dict[str, torch.Size]:
 
 
 def mtp_shapes(main: dict[str, torch.Size], cfg: dict) -> dict[str, torch.Size]:
-    """The MTP layer: a decoder layer like the last full, sparse one, with its own norms and projection."""
+    """The MTP layer: attention like layer 0, experts like the first sparse layer, and its own norms and projection."""
     layer, hidden = cfg["num_hidden_layers"], cfg["hidden_size"]
-    like = next(
-        i for i in range(layer)
-        if f"model.layers.{i}.self_attn.indexer.wk.weight" in main and f"model.layers.{i}.mlp.gate.weight" in main
-    )
-    prefix, own = f"model.layers.{like}.", f"model.layers.{layer}."
-    out = {own + name[len(prefix):]: shape for name, shape in main.items() if name.startswith(prefix)}
+    sparse = next(i for i in range(layer) if f"model.layers.{i}.mlp.gate.weight" in main)
+    own, out = f"model.layers.{layer}.", {}
+    for name, shape in main.items():
+        for i, part in ((0, "self_attn."), (0, "input_layernorm."), (0, "post_attention_layernorm."), (sparse, "mlp.")):
+            prefix = f"model.layers.{i}."
+            if name.startswith(prefix + part):
+                out[own + name[len(prefix):]] = shape
     for norm in ("enorm", "hnorm", "shared_head.norm"):
         out[f"{own}{norm}.weight"] = torch.Size([hidden])
     out[f"{own}eh_proj.weight"] = torch.Size([hidden, 2 * hidden])
