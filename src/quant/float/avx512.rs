@@ -145,6 +145,9 @@ unsafe fn step<E: Load16, const R: usize, const C: usize>(
     x: [*const f32; C],
     lanes: &mut Lanes<R, C>,
 ) {
+    for w in w {
+        avx2::prefetch(w, LANES * E::BYTES);
+    }
     for k in 0..REGISTERS {
         for r in 0..R {
             // SAFETY: k * REGISTER + REGISTER <= LANES elements.
