@@ -5,8 +5,12 @@
 //! `pool` are leaves.
 
 pub mod config;
+pub mod generate;
 pub mod model;
+pub mod plan;
 pub mod pool;
 pub mod quant;
+pub mod sample;
 pub mod shards;
 pub mod stream;
+pub mod tokenizer;

@@ -1,2 +1,7 @@
 //! The `colibri-uring` command.
-fn main() {}
+
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

@@ -13,6 +13,7 @@ pub mod file;
 pub mod headers;
 pub mod limits;
 mod pread;
+pub mod probe;
 pub mod replica;
 pub mod schedule;
 mod uring;

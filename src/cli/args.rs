@@ -1,0 +1,151 @@
+//! Arguments that several commands share.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+
+use super::size::Size;
+
+/// Which model, and how it is run. None of it changes a number that the model computes.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// Directory with config.json and *.safetensors; give it several times for a model split over drives
+    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
+    pub model: Vec<PathBuf>,
+    /// Memory for everything, like 24GiB [default: what is available]
+    #[arg(long, value_name = "SIZE", env = "COLIBRI_RAM")]
+    pub ram: Option<Size>,
+    /// Expert slabs for each MoE layer; 0 is the minimum, top_k + 1 in all [default: as many as fit]
+    #[arg(long, value_name = "N", env = "COLIBRI_CACHE_SLOTS")]
+    pub cache_slots: Option<u64>,
+    /// What reads the experts
+    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_ENGINE")]
+    pub engine: EngineArg,
+    /// Whether to read around the page cache (O_DIRECT)
+    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_DIRECT")]
+    pub direct: DirectArg,
+    /// How many experts of the next layer to read ahead: auto, off or a number
+    #[arg(
+        long,
+        value_name = "auto|off|K",
+        default_value = "auto",
+        env = "COLIBRI_LOOKAHEAD"
+    )]
+    pub lookahead: LookaheadArg,
+    /// Compute threads [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), env = "COLIBRI_THREADS")]
+    pub threads: Option<u16>,
+    /// Sparse attention where the model has an indexer; off attends everything
+    #[arg(long, value_enum, default_value = "on", env = "COLIBRI_DSA")]
+    pub dsa: DsaArg,
+}
+
+impl ModelArgs {
+    /// Compute threads to use.
+    pub fn threads(&self) -> usize {
+        self.threads.map_or_else(
+            || std::thread::available_parallelism().map_or(1, usize::from),
+            usize::from,
+        )
+    }
+}
+
+/// `--engine`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineArg {
+    /// io_uring where the kernel allows it, else pread
+    Auto,
+    /// io_uring, or fail
+    Uring,
+    /// pread on worker threads
+    Pread,
+}
+
+/// `--direct`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DirectArg {
+    /// O_DIRECT for the files that support it
+    Auto,
+    /// O_DIRECT for all files, or fail
+    On,
+    /// Read through the page cache, and drop what was read
+    Off,
+}
+
+/// `--dsa`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DsaArg {
+    /// As the config says
+    On,
+    /// Dense attention
+    Off,
+}
+
+/// `--lookahead`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookaheadArg {
+    /// As many as pay for themselves.
+    Auto,
+    /// None.
+    Off,
+    /// This many.
+    Experts(u32),
+}
+
+impl FromStr for LookaheadArg {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<LookaheadArg, Self::Err> {
+        match text {
+            "auto" => Ok(LookaheadArg::Auto),
+            "off" | "0" => Ok(LookaheadArg::Off),
+            _ => text
+                .parse()
+                .map(LookaheadArg::Experts)
+                .map_err(|_| "neither auto, off nor a number of experts"),
+        }
+    }
+}
+
+/// Token ids separated by commas or white space, like `3,14,159`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ids(pub Vec<u32>);
+
+impl FromStr for Ids {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ids, String> {
+        let ids: Vec<u32> = text
+            .split(|c: char| c == ',' || c.is_whitespace())
+            .filter(|id| !id.is_empty())
+            .map(|id| id.parse().map_err(|_| format!("{id:?} is no token id")))
+            .collect::<Result<_, _>>()?;
+        match ids.as_slice() {
+            [] => Err("no token id".to_owned()),
+            _ => Ok(Ids(ids)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_separated_by_commas_or_space() {
+        assert_eq!("3,14,159".parse(), Ok(Ids(vec![3, 14, 159])));
+        assert_eq!(" 3, 14\n159 ".parse(), Ok(Ids(vec![3, 14, 159])));
+        for text in ["", ",", "3,x", "-1", "4294967296", "1.5"] {
+            assert!(text.parse::<Ids>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn lookahead_is_auto_off_or_a_number() {
+        assert_eq!("auto".parse(), Ok(LookaheadArg::Auto));
+        assert_eq!("0".parse(), Ok(LookaheadArg::Off));
+        assert_eq!("6".parse(), Ok(LookaheadArg::Experts(6)));
+        assert!("some".parse::<LookaheadArg>().is_err());
+    }
+}

@@ -1,0 +1,242 @@
+//! `decode`: continue a prompt.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use clap::builder::FalseyValueParser;
+use clap::{ArgGroup, Args};
+use colibri_uring::generate::{Finish, Generated, Source, generate};
+use colibri_uring::sample::{Sampler, Sampling};
+use colibri_uring::tokenizer::{Tokenizer, check_ids};
+use serde::Serialize;
+
+use super::args::{Ids, ModelArgs};
+use super::printer::{Printer, nowhere};
+use super::session::Session;
+use super::stats::{Stats, peak_rss_bytes};
+
+/// Continue a prompt, printing tokens as they are generated
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("input").required(true).args(["prompt", "prompt_file", "prompt_ids", "replay"])))]
+#[command(after_help = "Examples:\n  \
+    colibri-uring decode --model /models/GLM-5.2 --ram 24GiB -n 64 --prompt \"The hummingbird\"\n  \
+    colibri-uring decode --model DIR --prompt-ids 3,14,159 -n 16 --json\n  \
+    colibri-uring decode --model DIR --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7")]
+pub struct DecodeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Text to continue; needs a tokenizer.json in the model's directory
+    #[arg(long, value_name = "TEXT", env = "COLIBRI_PROMPT")]
+    prompt: Option<String>,
+    /// File with the text to continue, taken as it is
+    #[arg(long, value_name = "FILE", env = "COLIBRI_PROMPT_FILE")]
+    prompt_file: Option<PathBuf>,
+    /// Token ids to continue
+    #[arg(long, value_name = "IDS", env = "COLIBRI_PROMPT_IDS")]
+    prompt_ids: Option<Ids>,
+    /// File of token ids: the first 4 are the prompt, the others are fed one at a time, whatever the model would choose
+    #[arg(long, value_name = "FILE", env = "COLIBRI_REPLAY")]
+    replay: Option<PathBuf>,
+    /// How many tokens to generate at most
+    #[arg(
+        short,
+        value_name = "N",
+        default_value_t = 128,
+        env = "COLIBRI_N",
+        conflicts_with = "replay"
+    )]
+    n: usize,
+    /// 0 takes the likeliest token; higher is more varied
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, env = "COLIBRI_TEMPERATURE")]
+    temperature: f32,
+    /// Draw from the likeliest tokens that have this probability together
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability, env = "COLIBRI_TOP_P")]
+    top_p: f32,
+    /// Draw from this many of the likeliest tokens; 0 is all
+    #[arg(long, value_name = "K", default_value_t = 0, env = "COLIBRI_TOP_K")]
+    top_k: usize,
+    /// The same seed draws the same tokens
+    #[arg(long, value_name = "S", default_value_t = 0, env = "COLIBRI_SEED")]
+    seed: u64,
+    /// Print one JSON object, when all is done
+    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(t) if t.is_finite() && t >= 0.0 => Ok(t),
+        _ => Err("a temperature is a number, 0 or more".to_owned()),
+    }
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(p) if p > 0.0 && p <= 1.0 => Ok(p),
+        _ => Err("a probability is more than 0 and at most 1".to_owned()),
+    }
+}
+
+/// The JSON object.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    prompt_ids: &'a [u32],
+    token_ids: &'a [u32],
+    text: Option<String>,
+    finish_reason: &'static str,
+    stats: Stats,
+}
+
+/// How many ids of a replay are the prompt.
+const REPLAY_PROMPT: usize = 4;
+
+/// A prompt, ready to be fed, and the tokenizer that its continuation is printed with.
+#[derive(Debug)]
+pub struct Input {
+    prompt: Vec<u32>,
+    replay: Option<Vec<u32>>,
+    tokenizer: Option<Tokenizer>,
+}
+
+impl Input {
+    /// Reads and encodes the prompt. Done before the model is loaded, so that a mistake shows at once.
+    pub fn read(args: &DecodeArgs) -> anyhow::Result<Input> {
+        let dir = &args.model.model[0];
+        let tokenizer = Tokenizer::load(dir)?;
+        let (prompt, replay) = if let Some(ids) = &args.prompt_ids {
+            (ids.0.clone(), None)
+        } else if let Some(path) = &args.replay {
+            let mut ids = read(path)?
+                .parse::<Ids>()
+                .map_err(anyhow::Error::msg)
+                .with_context(|| format!("cannot replay {}", path.display()))?
+                .0;
+            ensure!(
+                ids.len() > REPLAY_PROMPT,
+                "cannot replay {}: it has {} token ids, and the first {REPLAY_PROMPT} are the prompt",
+                path.display(),
+                ids.len()
+            );
+            let rest = ids.split_off(REPLAY_PROMPT);
+            (ids, Some(rest))
+        } else {
+            let text = match (&args.prompt, &args.prompt_file) {
+                (Some(text), _) => text.clone(),
+                (None, Some(path)) => read(path)?,
+                (None, None) => bail!("no prompt"),
+            };
+            let Some(tokenizer) = &tokenizer else {
+                bail!("no tokenizer.json in {}: give --prompt-ids", dir.display());
+            };
+            (tokenizer.encode(&text)?, None)
+        };
+        Ok(Input {
+            prompt,
+            replay,
+            tokenizer,
+        })
+    }
+
+    /// Tokens that the context has to hold.
+    pub fn context(&self, args: &DecodeArgs) -> usize {
+        let new = self.replay.as_ref().map_or(args.n, Vec::len);
+        self.prompt.len().saturating_add(new)
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Generates and prints. `load` is how long loading the model took.
+pub fn run(
+    args: &DecodeArgs,
+    input: &Input,
+    session: &mut impl Session,
+    load: Duration,
+) -> anyhow::Result<ExitCode> {
+    check_ids(&input.prompt, session.vocab())?;
+    let source = match &input.replay {
+        Some(ids) => {
+            check_ids(ids, session.vocab())?;
+            Source::Replay(ids.clone())
+        }
+        None => Source::Sample {
+            sampler: Sampler::new(Sampling {
+                temperature: args.temperature,
+                top_p: args.top_p,
+                top_k: args.top_k,
+                seed: args.seed,
+            }),
+            max: args.n,
+            stop: session.stop_ids(),
+        },
+    };
+    let out = if args.json {
+        nowhere()
+    } else {
+        Box::new(io::stdout().lock())
+    };
+    let mut printer = Printer::new(out, input.tokenizer.as_ref());
+    let generated = generate(
+        &input.prompt,
+        source,
+        |ids| session.feed(ids),
+        |id| printer.token(id),
+    )?;
+    printer.finish()?;
+    let stats = Stats {
+        load_seconds: load.as_secs_f64(),
+        prefill_seconds: generated.prefill.as_secs_f64(),
+        decode_seconds: generated.decode.as_secs_f64(),
+        tokens_per_second: rate(&generated),
+        peak_rss_bytes: peak_rss_bytes(),
+        engine: session.stats(),
+    };
+    if args.json {
+        let text = input.tokenizer.as_ref().map(|t| t.decode(&generated.ids));
+        super::print_json(&Report {
+            prompt_ids: &input.prompt,
+            token_ids: &generated.ids,
+            text: text.transpose()?,
+            finish_reason: match generated.finish {
+                Finish::Length => "length",
+                Finish::Stop => "stop",
+                Finish::Interrupted => "interrupted",
+            },
+            stats,
+        })?;
+    } else {
+        summarise(&generated, &stats);
+    }
+    Ok(match generated.finish {
+        Finish::Interrupted => super::interrupt::exit_code(),
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+fn rate(generated: &Generated) -> f64 {
+    match generated.decoded {
+        0 => 0.0,
+        n => n as f64 / generated.decode.as_secs_f64().max(f64::MIN_POSITIVE),
+    }
+}
+
+/// One line on stderr for people.
+fn summarise(generated: &Generated, stats: &Stats) {
+    tracing::info!(
+        "{} tokens, {:.2} a second; load {:.2} s, prefill {:.2} s; experts: {} hits, {} misses, {} read by {}",
+        generated.ids.len(),
+        stats.tokens_per_second,
+        stats.load_seconds,
+        stats.prefill_seconds,
+        stats.engine.expert_hits,
+        stats.engine.expert_misses,
+        super::size::human(stats.engine.expert_bytes_read),
+        stats.engine.engine,
+    );
+}

@@ -1,0 +1,165 @@
+//! The command line: argument parsing and printing only, one file a subcommand.
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{ArgAction, Parser, Subcommand};
+
+mod args;
+mod decode;
+mod doctor;
+mod inspect;
+mod interrupt;
+mod printer;
+mod score;
+mod session;
+mod size;
+mod stats;
+
+/// Runs mixture-of-experts language models far larger than memory, their experts streamed from SSD through io_uring.
+#[derive(Debug, Parser)]
+#[command(name = "colibri-uring", version, max_term_width = 100)]
+#[command(
+    after_help = "Every flag also reads an environment variable: --cache-slots reads COLIBRI_CACHE_SLOTS.\n\
+                  Results go to stdout, everything else to stderr. Exit code 0: done, 1: failed, 2: usage."
+)]
+struct Cli {
+    /// Say more on stderr: -v for what is done, -vv for details. RUST_LOG overrides it
+    #[arg(short, long, global = true, action = ArgAction::Count, env = "COLIBRI_VERBOSE")]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Inspect(inspect::InspectArgs),
+    Doctor(doctor::DoctorArgs),
+}
+
+/// Parses the command line, runs the command and turns its outcome into an exit code.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr(cli.verbose);
+    let outcome = match cli.command {
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+    };
+    match outcome {
+        Ok(code) => code,
+        // The reader has seen enough (`| head -1`): not our failure, and nobody to tell.
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", one_line(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn log_to_stderr(verbose: u8) {
+    let level = ["warn", "info", "debug", "trace"][usize::from(verbose.min(3))];
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_target(false)
+        .without_time()
+        .init();
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let kind = error.chain().find_map(|cause| {
+        let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        // serde_json wraps the error of the writer.
+        io.or_else(|| {
+            cause
+                .downcast_ref::<serde_json::Error>()
+                .and_then(serde_json::Error::io_error_kind)
+        })
+    });
+    kind == Some(io::ErrorKind::BrokenPipe)
+}
+
+/// The error and its causes in one line. A cause that the message before it ends with is not repeated.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        if line.is_empty() {
+            line = text;
+        } else if !line.ends_with(&text) {
+            line = format!("{line}: {text}");
+        }
+    }
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Prints the one JSON object of `--json`.
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    use io::Write;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    serde_json::to_writer(&mut out, value)?;
+    out.write_all(b"\n")?;
+    out.flush()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_reads_its_environment_variable() {
+        for command in Cli::command().get_subcommands() {
+            for arg in command.get_arguments().filter(|arg| !arg.is_positional()) {
+                let name = arg
+                    .get_long()
+                    .map(str::to_owned)
+                    .or(arg.get_short().map(String::from))
+                    .unwrap();
+                if ["help", "version"].contains(&name.as_str()) {
+                    continue;
+                }
+                let expected = format!("COLIBRI_{}", name.replace('-', "_").to_uppercase());
+                assert_eq!(
+                    arg.get_env().and_then(|env| env.to_str()),
+                    Some(&*expected),
+                    "of {} {name}",
+                    command.get_name()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_is_one_line_without_repetition() {
+        let io = io::Error::other("disk on\nfire");
+        let error = Err::<(), _>(io)
+            .context("cannot read a: disk on\nfire")
+            .context("cannot load the model")
+            .unwrap_err();
+        assert_eq!(
+            one_line(&error),
+            "cannot load the model: cannot read a: disk on fire"
+        );
+    }
+
+    #[test]
+    fn a_closed_pipe_is_recognised_behind_context_and_json() {
+        let pipe = || io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(is_closed_pipe(
+            &anyhow::Error::from(pipe()).context("cannot write")
+        ));
+        assert!(is_closed_pipe(&serde_json::Error::io(pipe()).into()));
+        assert!(!is_closed_pipe(&io::Error::other("x").into()));
+    }
+}

@@ -1,0 +1,94 @@
+//! `score`: how likely a model finds given tokens.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use colibri_uring::sample::{argmax, log_softmax_at};
+use colibri_uring::tokenizer::check_ids;
+use serde::Serialize;
+
+use super::args::{Ids, ModelArgs};
+use super::session::Session;
+
+/// Score given tokens: the likeliest next token at every position, and the log-probability of the actual one
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  colibri-uring score --model DIR --ids 3,14,159,26 --json")]
+pub struct ScoreArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Token ids
+    #[arg(long, value_name = "IDS", env = "COLIBRI_IDS")]
+    ids: Ids,
+    /// Print one JSON object
+    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+}
+
+impl ScoreArgs {
+    /// Tokens that the context has to hold.
+    pub fn context(&self) -> usize {
+        self.ids.0.len()
+    }
+}
+
+/// The JSON object.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    /// The likeliest next token after each id; `null` when no logit is a number.
+    argmax: Vec<Option<u32>>,
+    /// Natural logarithm of the probability of the id that does follow: one fewer.
+    logprobs: Vec<f64>,
+    /// Mean of the negated `logprobs`; `null` when there is none.
+    nll: Option<f64>,
+    /// Logits after the last id.
+    last_logits: Vec<f32>,
+}
+
+/// Feeds all ids and prints the report.
+pub fn run(args: &ScoreArgs, session: &mut impl Session) -> anyhow::Result<ExitCode> {
+    let ids = &args.ids.0;
+    check_ids(ids, session.vocab())?;
+    let mut report = Report::default();
+    let done = session.feed_each(ids, &mut |logits| {
+        report.argmax.push(argmax(logits));
+        match ids.get(report.argmax.len()) {
+            Some(&next) => report.logprobs.push(log_softmax_at(logits, next as usize)),
+            None => report.last_logits = logits.to_vec(),
+        }
+    })?;
+    if !done {
+        return Ok(super::interrupt::exit_code());
+    }
+    if !report.logprobs.is_empty() {
+        let sum: f64 = report.logprobs.iter().sum();
+        report.nll = Some(-sum / report.logprobs.len() as f64);
+    }
+    if args.json {
+        super::print_json(&report)?;
+    } else {
+        print(ids, &report)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One line a position.
+fn print(ids: &[u32], report: &Report) -> io::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    writeln!(
+        out,
+        "position  id  likeliest next  log-probability of the next"
+    )?;
+    for (at, (id, likeliest)) in ids.iter().zip(&report.argmax).enumerate() {
+        let likeliest = likeliest.map_or("-".to_owned(), |id| id.to_string());
+        match report.logprobs.get(at) {
+            Some(logprob) => writeln!(out, "{at}  {id}  {likeliest}  {logprob:.4}")?,
+            None => writeln!(out, "{at}  {id}  {likeliest}")?,
+        }
+    }
+    if let Some(nll) = report.nll {
+        writeln!(out, "mean negative log-likelihood: {nll:.4}")?;
+    }
+    out.flush()
+}

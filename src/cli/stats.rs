@@ -1,0 +1,70 @@
+//! The measurements in `decode --json`. Scripts rely on these names.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+/// The `stats` object.
+#[derive(Clone, Debug, Serialize)]
+pub struct Stats {
+    pub load_seconds: f64,
+    pub prefill_seconds: f64,
+    pub decode_seconds: f64,
+    /// Tokens fed one at a time, by the second; 0 when there was none.
+    pub tokens_per_second: f64,
+    /// Most memory that was ever resident (VmHWM).
+    pub peak_rss_bytes: u64,
+    #[serde(flatten)]
+    pub engine: EngineStats,
+}
+
+/// What the model and the stream measure.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct EngineStats {
+    /// `uring` or `pread`.
+    pub engine: String,
+    /// Whether all expert reads go around the page cache.
+    pub direct: bool,
+    pub expert_hits: u64,
+    pub expert_misses: u64,
+    pub expert_bytes_read: u64,
+    pub io_wait_seconds: f64,
+    pub compute_seconds: f64,
+    /// Attention, router, experts, shared, head, ...
+    pub phase_seconds: BTreeMap<String, f64>,
+    pub speculative_reads: u64,
+    pub speculative_used: u64,
+    pub ring_enters: u64,
+    pub replicas: Vec<Replica>,
+    pub latency_us: Latency,
+}
+
+/// One directory that experts are read from.
+#[derive(Clone, Debug, Serialize)]
+pub struct Replica {
+    pub dir: PathBuf,
+    pub files: u64,
+    pub bytes: u64,
+    pub reads: u64,
+    pub errors: u64,
+}
+
+/// Microseconds from submission to completion of a read.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Latency {
+    pub p50: u64,
+    pub p90: u64,
+    pub p99: u64,
+    pub max: u64,
+}
+
+/// The most memory that was ever resident, in bytes; 0 where /proc does not say.
+pub fn peak_rss_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib: u64 = line
+        .and_then(|value| value.trim().trim_end_matches("kB").trim().parse().ok())
+        .unwrap_or(0);
+    kib.saturating_mul(1024)
+}

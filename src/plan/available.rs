@@ -1,0 +1,311 @@
+//! What memory this process can really have: `MemAvailable`, bounded by the cgroups it is in.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::PlanError;
+
+/// Where the kernel's files are; other directories than `/` in tests.
+#[derive(Clone, Debug)]
+pub struct Roots {
+    /// `/proc`.
+    pub proc: PathBuf,
+    /// What paths in `mountinfo` start from.
+    pub root: PathBuf,
+}
+
+impl Default for Roots {
+    fn default() -> Roots {
+        Roots {
+            proc: PathBuf::from("/proc"),
+            root: PathBuf::from("/"),
+        }
+    }
+}
+
+/// The tightest memory limit of the process's cgroup and its ancestors. In bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupBound {
+    /// The cgroup's directory.
+    pub path: PathBuf,
+    /// Its limit.
+    pub limit: u64,
+    /// What is left of the limit; page cache counts as free, for the kernel reclaims it first.
+    pub left: u64,
+}
+
+/// Memory of the machine and of the process's cgroup. In bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Available {
+    /// `MemTotal`.
+    pub mem_total: u64,
+    /// `MemAvailable`.
+    pub mem_available: u64,
+    /// The cgroup with the least memory left, if any limits memory.
+    pub cgroup: Option<CgroupBound>,
+    /// What is left to the rest of the machine.
+    pub reserve: u64,
+}
+
+impl Available {
+    /// What the process may plan with.
+    pub fn budget(&self) -> u64 {
+        self.bound().saturating_sub(self.reserve)
+    }
+
+    fn bound(&self) -> u64 {
+        let left = self.cgroup.as_ref().map_or(u64::MAX, |c| c.left);
+        self.mem_available.min(left)
+    }
+}
+
+/// Reads what is available now.
+///
+/// # Errors
+/// [`PlanError::Unknown`] when `/proc/meminfo` cannot be read. A cgroup that cannot be read bounds nothing.
+pub fn available(roots: &Roots) -> Result<Available, PlanError> {
+    let path = roots.proc.join("meminfo");
+    let meminfo = fs::read_to_string(&path)
+        .map_err(|error| PlanError::Unknown(format!("{}: {error}", path.display())))?;
+    let field = |name: &str| {
+        kib_field(&meminfo, name)
+            .ok_or_else(|| PlanError::Unknown(format!("no {name} in {}", path.display())))
+    };
+    let mut available = Available {
+        mem_total: field("MemTotal:")?,
+        mem_available: field("MemAvailable:")?,
+        cgroup: tightest_cgroup(roots),
+        reserve: 0,
+    };
+    // A sixteenth for whatever else grows meanwhile; page tables and the allocator's slack are in it too.
+    available.reserve = (available.bound() / 16).clamp(64 << 20, 2 << 30);
+    Ok(available)
+}
+
+fn kib_field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// A hierarchy of cgroups that counts memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+fn tightest_cgroup(roots: &Roots) -> Option<CgroupBound> {
+    let membership = fs::read_to_string(roots.proc.join("self/cgroup")).ok()?;
+    let mounts = fs::read_to_string(roots.proc.join("self/mountinfo")).ok()?;
+    let mut tightest: Option<CgroupBound> = None;
+    for version in [Version::V1, Version::V2] {
+        let Some(own) = own_path(&membership, version) else {
+            continue;
+        };
+        let Some((mount_root, mount_point)) = mount(&mounts, version) else {
+            continue;
+        };
+        let top = roots
+            .root
+            .join(mount_point.strip_prefix("/").unwrap_or(&mount_point));
+        // In a container the mount may show only a part of the tree: what lies outside cannot be read.
+        let below = Path::new(own)
+            .strip_prefix(&mount_root)
+            .unwrap_or(Path::new(""));
+        // A limit holds for everything below it, so every ancestor counts.
+        for ancestor in below.ancestors() {
+            if let Some(bound) = bound(&top.join(ancestor), version)
+                && tightest.as_ref().is_none_or(|t| bound.left < t.left)
+            {
+                tightest = Some(bound);
+            }
+        }
+    }
+    tightest
+}
+
+/// The process's path in the hierarchy, from `/proc/self/cgroup` (`4:memory:/a/b`, `0::/a/b`).
+fn own_path(membership: &str, version: Version) -> Option<&str> {
+    membership.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let found = match version {
+            Version::V1 => controllers.split(',').any(|c| c == "memory"),
+            Version::V2 => id == "0" && controllers.is_empty(),
+        };
+        found.then_some(path)
+    })
+}
+
+/// Root and mount point of the hierarchy, from `/proc/self/mountinfo`.
+fn mount(mounts: &str, version: Version) -> Option<(PathBuf, PathBuf)> {
+    mounts.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ').skip(3);
+        let (root, point) = (left.next()?, left.next()?);
+        let mut right = right.split(' ');
+        let (kind, options) = (right.next()?, right.nth(1)?);
+        let found = match version {
+            Version::V1 => kind == "cgroup" && options.split(',').any(|o| o == "memory"),
+            Version::V2 => kind == "cgroup2",
+        };
+        found.then(|| (PathBuf::from(root), PathBuf::from(point)))
+    })
+}
+
+/// The limit of one cgroup, if it has one.
+fn bound(dir: &Path, version: Version) -> Option<CgroupBound> {
+    let number = |name: &str| -> Option<u64> {
+        let text = fs::read_to_string(dir.join(name)).ok()?;
+        text.trim().parse().ok() // "max" is no number: no limit
+    };
+    let (limit, used, cache) = match version {
+        // Above `high` the process is slowed down until it is below again, so `high` bounds as well.
+        Version::V2 => (
+            [number("memory.max"), number("memory.high")]
+                .into_iter()
+                .flatten()
+                .min(),
+            number("memory.current"),
+            ["inactive_file ", "active_file "],
+        ),
+        Version::V1 => (
+            // Unlimited is written as the largest multiple of a page that fits in 63 bits.
+            number("memory.limit_in_bytes").filter(|limit| *limit < (1 << 62)),
+            number("memory.usage_in_bytes"),
+            ["total_inactive_file ", "total_active_file "],
+        ),
+    };
+    let limit = limit?;
+    let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+    let reclaimable: u64 = stat
+        .lines()
+        .filter_map(|line| cache.iter().find_map(|name| line.strip_prefix(name)))
+        .filter_map(|value| value.trim().parse::<u64>().ok())
+        .fold(0, u64::saturating_add);
+    let in_use = used.unwrap_or(0).saturating_sub(reclaimable);
+    Some(CgroupBound {
+        path: dir.to_owned(),
+        limit,
+        left: limit.saturating_sub(in_use),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A tree of files under a temporary directory that stands for `/`.
+    fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Roots) {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let roots = Roots {
+            proc: dir.path().join("proc"),
+            root: dir.path().to_owned(),
+        };
+        (dir, roots)
+    }
+
+    const MEMINFO: (&str, &str) = (
+        "proc/meminfo",
+        "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvailable:    8388608 kB\n",
+    );
+    const V2_MOUNT: (&str, &str) = (
+        "proc/self/mountinfo",
+        "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n",
+    );
+
+    #[test]
+    fn without_cgroups_the_machine_is_the_bound() {
+        let (_dir, roots) = machine(&[MEMINFO]);
+        let available = available(&roots).unwrap();
+        assert_eq!(available.mem_available, 8 << 30);
+        assert_eq!(available.cgroup, None);
+        assert_eq!(available.budget(), (8 << 30) - (512 << 20));
+    }
+
+    #[test]
+    fn an_ancestor_may_be_the_tightest() {
+        let (dir, roots) = machine(&[
+            MEMINFO,
+            V2_MOUNT,
+            ("proc/self/cgroup", "0::/user.slice/app\n"),
+            ("sys/fs/cgroup/user.slice/memory.max", "1073741824\n"),
+            ("sys/fs/cgroup/user.slice/memory.high", "max\n"),
+            ("sys/fs/cgroup/user.slice/memory.current", "209715200\n"),
+            (
+                "sys/fs/cgroup/user.slice/memory.stat",
+                "anon 1\ninactive_file 52428800\nactive_file 52428800\n",
+            ),
+            ("sys/fs/cgroup/user.slice/app/memory.max", "2147483648\n"),
+            ("sys/fs/cgroup/user.slice/app/memory.current", "0\n"),
+        ]);
+        let bound = available(&roots).unwrap().cgroup.unwrap();
+        assert_eq!(bound.path, dir.path().join("sys/fs/cgroup/user.slice"));
+        assert_eq!(bound.limit, 1024 * MIB);
+        assert_eq!(bound.left, (1024 - 200 + 100) * MIB);
+    }
+
+    #[test]
+    fn memory_high_bounds_too() {
+        let (_dir, roots) = machine(&[
+            MEMINFO,
+            V2_MOUNT,
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/memory.max", "max\n"),
+            ("sys/fs/cgroup/memory.high", "524288000\n"),
+            ("sys/fs/cgroup/memory.current", "104857600\n"),
+        ]);
+        let available = available(&roots).unwrap();
+        assert_eq!(available.cgroup.as_ref().unwrap().left, 400 * MIB);
+        assert_eq!(available.budget(), 336 * MIB);
+    }
+
+    #[test]
+    fn version_1_in_a_container_that_sees_its_part_of_the_tree() {
+        let (_dir, roots) = machine(&[
+            MEMINFO,
+            (
+                "proc/self/mountinfo",
+                "35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+            ),
+            (
+                "proc/self/cgroup",
+                "5:cpu:/docker/abc\n4:hugetlb,memory:/docker/abc/job\n0::/\n",
+            ),
+            (
+                "sys/fs/cgroup/memory/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            ),
+            (
+                "sys/fs/cgroup/memory/job/memory.limit_in_bytes",
+                "1073741824\n",
+            ),
+            (
+                "sys/fs/cgroup/memory/job/memory.usage_in_bytes",
+                "1073741824\n",
+            ),
+            (
+                "sys/fs/cgroup/memory/job/memory.stat",
+                "total_inactive_file 1048576\ntotal_active_file 0\n",
+            ),
+        ]);
+        let available = available(&roots).unwrap();
+        assert_eq!(available.cgroup.as_ref().unwrap().left, MIB);
+        assert_eq!(available.budget(), 0);
+    }
+
+    #[test]
+    fn a_machine_without_meminfo_is_an_error() {
+        let (_dir, roots) = machine(&[]);
+        let error = available(&roots).unwrap_err().to_string();
+        assert!(error.contains("meminfo"));
+    }
+}
