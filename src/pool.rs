@@ -152,9 +152,8 @@ impl Pool {
             let start = i * len;
             // SAFETY: `run` passes every i below ceil(total / len) once, so start < total, the ranges
             // start..min(start + len, total) are disjoint parts of `data`, and `data` is borrowed until `run` returns.
-            let chunk = unsafe {
-                std::slice::from_raw_parts_mut(base.at(start), len.min(total - start))
-            };
+            let chunk =
+                unsafe { std::slice::from_raw_parts_mut(base.at(start), len.min(total - start)) };
             f(i, chunk);
         });
     }

@@ -1,1 +1,3 @@
 //! The `glm_moe_dsa` model: loading, layers, forward pass.
+
+pub mod ops;

@@ -1,9 +1,49 @@
 //! Weight formats and the matrix-vector products on them.
+//!
+//! # One reduction order
+//!
+//! The value of an output element depends on its weights and activations alone: not on how many columns are
+//! computed at once, the number of threads, how rows are split into tiles, or the instruction set. Every kernel
+//! implements this order:
+//!
+//! - A row is cut into blocks of [`LANES`] elements; the last block is padded with weights and activations of +0.
+//! - Lane l starts at +0 and takes element l of every block, in order, by a fused multiply-add:
+//!   `lane[l] = fma(w[j], x[j], lane[l])` with `j % 32 == l`.
+//! - The lanes are added in pairs: lane l and l + 16, then l + 8, l + 4, l + 2, l + 1.
+//!
+//! Thirty-two lanes are four AVX2 registers or two of AVX-512, enough independent chains to hide the latency of
+//! the multiply-add. The sums over rows ([`Matrix::add_row`], [`Matrix::matmul_transposed`]) have no lanes: one fused
+//! multiply-add an element and row, rows ascending. Results that are NaN are NaN everywhere, with any payload.
+//!
+//! # Adding a format
+//!
+//! Write its kernels (trait [`kernel::Kernel`]) in a file of its own, then name it in [`Format`] and in
+//! [`kernel::kernel_for`].
+
+mod float;
+mod kernel;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::ops::Range;
 
 use crate::pool::Pool;
 
+#[cfg(target_endian = "big")]
+compile_error!("weights are little-endian and used in place");
+
+/// Number of partial sums of a dot product.
+pub const LANES: usize = 32;
+
+/// Products that touch fewer weight bytes than this run on the calling thread: waking a helper costs more.
+const INLINE_BYTES: usize = 128 << 10;
+/// Weight bytes of a tile: enough to make claiming it free, and small enough that the last tiles of two threads
+/// end together and that a tile stays in the L2 cache while several columns pass over it.
+const TILE_BYTES: usize = 128 << 10;
+
 /// How a weight matrix is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// 32-bit float.
     F32,
@@ -13,7 +53,58 @@ pub enum Format {
     Bf16,
 }
 
+impl Format {
+    /// Bytes of a row of `cols` weights; `None` when that overflows.
+    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+        match self {
+            Format::F32 => cols.checked_mul(4),
+            Format::F16 | Format::Bf16 => cols.checked_mul(2),
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Format::F32 => "F32",
+            Format::F16 => "F16",
+            Format::Bf16 => "BF16",
+        })
+    }
+}
+
+/// The bytes are not a matrix of the stated shape.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShapeError {
+    /// Wrong number of bytes.
+    #[error("a {format} matrix [{rows}, {cols}] takes {expected} bytes, not {actual}")]
+    Size {
+        /// Format of the matrix.
+        format: Format,
+        /// Output size.
+        rows: usize,
+        /// Input size.
+        cols: usize,
+        /// Bytes it takes.
+        expected: usize,
+        /// Bytes there are.
+        actual: usize,
+    },
+    /// The size does not fit in memory.
+    #[error("a {format} matrix [{rows}, {cols}] is too large to address")]
+    Overflow {
+        /// Format of the matrix.
+        format: Format,
+        /// Output size.
+        rows: usize,
+        /// Input size.
+        cols: usize,
+    },
+}
+
 /// A borrowed weight matrix [rows, cols], row-major, in the bytes it was stored in (no alignment needed).
+///
+/// [`Matrix::new`] checks the shape. The products panic on a matrix built with bytes that do not match it.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     /// Format of `bytes`.
@@ -26,44 +117,171 @@ pub struct Matrix<'a> {
     pub bytes: &'a [u8],
 }
 
-impl Matrix<'_> {
-    /// y = W x for `n` columns: `x` is [n, cols], `y` is [n, rows], both row-major (one vector a column).
-    /// The reduction order of an element depends on `cols` alone: not on `n`, the threads or the CPU.
-    pub fn matmul(&self, pool: &Pool, x: &[f32], n: usize, y: &mut [f32]) {
-        let _ = pool;
-        let mut row = vec![0f32; self.cols];
-        for r in 0..self.rows {
-            row.fill(0.0);
-            self.add_row(r, 1.0, &mut row);
-            for c in 0..n {
-                y[c * self.rows + r] = dot(&row, &x[c * self.cols..(c + 1) * self.cols]);
-            }
+impl<'a> Matrix<'a> {
+    /// The matrix [rows, cols] stored in `bytes`.
+    ///
+    /// # Errors
+    /// When `bytes` has another length than the shape takes.
+    pub fn new(
+        format: Format,
+        rows: usize,
+        cols: usize,
+        bytes: &'a [u8],
+    ) -> Result<Matrix<'a>, ShapeError> {
+        let expected = format
+            .row_bytes(cols)
+            .and_then(|row| row.checked_mul(rows))
+            .ok_or(ShapeError::Overflow { format, rows, cols })?;
+        let actual = bytes.len();
+        if actual != expected {
+            return Err(ShapeError::Size {
+                format,
+                rows,
+                cols,
+                expected,
+                actual,
+            });
+        }
+        Ok(Matrix {
+            format,
+            rows,
+            cols,
+            bytes,
+        })
+    }
+
+    /// `values` as a matrix with rows of `cols` values, the last incomplete row left out. A KV cache is one.
+    pub fn from_f32(values: &'a [f32], cols: usize) -> Matrix<'a> {
+        let rows = values.len().checked_div(cols).unwrap_or(0);
+        Matrix {
+            format: Format::F32,
+            rows,
+            cols,
+            bytes: bytemuck::cast_slice(&values[..rows * cols]),
         }
     }
 
-    /// y += a * W[row, :], with `y` of `cols` values.
-    pub fn add_row(&self, row: usize, a: f32, y: &mut [f32]) {
-        for (c, y) in y.iter_mut().enumerate() {
-            let at = row * self.cols + c;
-            let w = match self.format {
-                Format::F32 => {
-                    f32::from_le_bytes(self.bytes[at * 4..at * 4 + 4].try_into().unwrap())
-                }
-                Format::F16 => {
-                    half::f16::from_le_bytes(self.bytes[at * 2..at * 2 + 2].try_into().unwrap())
-                        .to_f32()
-                }
-                Format::Bf16 => {
-                    half::bf16::from_le_bytes(self.bytes[at * 2..at * 2 + 2].try_into().unwrap())
-                        .to_f32()
-                }
-            };
-            *y += a * w;
+    /// The matrix of the rows `range`.
+    ///
+    /// # Panics
+    /// When `range` is not inside `0..rows`, as a slice does.
+    pub fn rows(&self, range: Range<usize>) -> Matrix<'a> {
+        let stride = self.row_bytes();
+        Matrix {
+            rows: range.len(),
+            bytes: &self.bytes[range.start * stride..range.end * stride],
+            ..*self
         }
+    }
+
+    /// Bytes of one row.
+    fn row_bytes(&self) -> usize {
+        self.bytes.len().checked_div(self.rows).unwrap_or(0)
+    }
+
+    /// y = W x for `n` columns: `x` is [n, cols], `y` is [n, rows], both row-major (one vector a column).
+    /// The reduction order of an element depends on `cols` alone: not on `n`, the threads or the CPU.
+    ///
+    /// # Panics
+    /// When `x` or `y` has another length.
+    pub fn matmul(&self, pool: &Pool, x: &[f32], n: usize, y: &mut [f32]) {
+        assert_eq!((x.len(), y.len()), (n * self.cols, n * self.rows));
+        if y.is_empty() {
+            return;
+        }
+        let kernel = kernel::kernel(self.format);
+        let band = self.band(pool, n);
+        let mut parts = bands(y, self.rows, band);
+        pool.run_chunks(&mut parts, n, &|tile, y| {
+            let start = tile * band;
+            let rows = start..self.rows.min(start + band);
+            kernel.matmul(self.rows(rows), x, y);
+        });
+    }
+
+    /// Rows of a tile of [`Matrix::matmul`]; all of them when it is not worth waking anybody.
+    fn band(&self, pool: &Pool, n: usize) -> usize {
+        let row = self.row_bytes().max(1);
+        if pool.threads() == 1 && n == 1 || self.bytes.len().saturating_mul(n) < INLINE_BYTES {
+            return self.rows;
+        }
+        // Many columns make a small matrix worth splitting too.
+        let share = self.rows.div_ceil(4 * pool.threads());
+        (TILE_BYTES / row).min(share).max(1).next_multiple_of(2)
+    }
+
+    /// y += a * W[row, :], with `y` of `cols` values. With a = 1 and y = 0 this reads a row (an embedding).
+    ///
+    /// # Panics
+    /// When `row` is not below `rows`, or `y` has another length.
+    pub fn add_row(&self, row: usize, a: f32, y: &mut [f32]) {
+        kernel::kernel(self.format).add_rows(self.rows(row..row + 1), 0, &[a], y);
+    }
+
+    /// y = transpose(W) x for `n` columns: `x` is [n, rows], `y` is [n, cols], both row-major. Rows are added in
+    /// ascending order. For a block of rows (one head of `kv_b`) call it on [`Matrix::rows`].
+    ///
+    /// # Panics
+    /// When `x` or `y` has another length.
+    pub fn matmul_transposed(&self, pool: &Pool, x: &[f32], n: usize, y: &mut [f32]) {
+        assert_eq!((x.len(), y.len()), (n * self.rows, n * self.cols));
+        if y.is_empty() {
+            return;
+        }
+        let kernel = kernel::kernel(self.format);
+        let band = if self.bytes.len().saturating_mul(n) < INLINE_BYTES {
+            self.cols
+        } else {
+            // Whole groups of every format, and cache lines that no two threads write.
+            self.cols.div_ceil(2 * pool.threads()).next_multiple_of(128)
+        };
+        let mut parts = bands(y, self.cols, band);
+        pool.run_chunks(&mut parts, n, &|tile, y| {
+            for (c, y) in y.iter_mut().enumerate() {
+                y.fill(0.0);
+                let x = &x[c * self.rows..(c + 1) * self.rows];
+                kernel.add_rows(*self, tile * band, x, y);
+            }
+        });
     }
 }
 
+/// Cuts every vector of `y` ([n, len]) into bands of `band` elements. Band b of column c is at [b * n + c].
+fn bands(y: &mut [f32], len: usize, band: usize) -> Vec<&mut [f32]> {
+    let mut columns: Vec<_> = y.chunks_mut(len).map(|y| y.chunks_mut(band)).collect();
+    let mut parts = Vec::with_capacity(columns.len() * len.div_ceil(band));
+    for _ in 0..len.div_ceil(band) {
+        parts.extend(columns.iter_mut().filter_map(Iterator::next));
+    }
+    parts
+}
+
 /// The dot product, in the same reduction order as [`Matrix::matmul`].
+///
+/// # Panics
+/// When the lengths differ.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
+    assert_eq!(a.len(), b.len());
+    let mut y = [0.0];
+    kernel::kernel(Format::F32).matmul(row(a), b, &mut [&mut y]);
+    y[0]
+}
+
+/// y += a * x, one fused multiply-add an element.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
+    assert_eq!(x.len(), y.len());
+    kernel::kernel(Format::F32).add_rows(row(x), 0, &[a], y);
+}
+
+/// `values` as a matrix of one row.
+fn row(values: &[f32]) -> Matrix<'_> {
+    Matrix {
+        format: Format::F32,
+        rows: 1,
+        cols: values.len(),
+        bytes: bytemuck::cast_slice(values),
+    }
 }

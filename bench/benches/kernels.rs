@@ -1,0 +1,194 @@
+//! Speed of the matrix-vector products next to the memory they stream from.
+//!
+//! `cargo bench -p colibri-bench --bench kernels -- [MIB]` with the size of the large matrix (default 1024: it
+//! should be larger than the last-level cache). Every round runs all cases once, so that drift of the machine
+//! hits them alike; medians are printed.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use colibri_uring::pool::Pool;
+use colibri_uring::quant::{Format, Matrix};
+
+const FORMATS: [Format; 3] = [Format::F32, Format::F16, Format::Bf16];
+const COLS: usize = 6144;
+const ROUNDS: usize = 9;
+
+/// A measured thing: its name, work per run (bytes or multiply-adds) and what runs it.
+struct Case<'a> {
+    name: String,
+    work: f64,
+    run: Box<dyn FnMut() + 'a>,
+}
+
+/// Runs the cases in turn, `ROUNDS` times, and prints the median of work per nanosecond.
+fn measure(title: &str, unit: &str, cases: &mut [Case<'_>]) {
+    println!("\n{title}");
+    let mut times = vec![Vec::new(); cases.len()];
+    for round in 0..=ROUNDS {
+        for (case, times) in cases.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            (case.run)();
+            if round > 0 {
+                times.push(start.elapsed().as_nanos() as f64);
+            }
+        }
+    }
+    for (case, times) in cases.iter().zip(&mut times) {
+        times.sort_by(f64::total_cmp);
+        let median = times[times.len() / 2];
+        println!(
+            "  {:<28} {:>9.2} {unit}   {:>12.1} us",
+            case.name,
+            case.work / median,
+            median / 1e3
+        );
+    }
+}
+
+/// Reads `bytes` as fast as plain code does, in tiles over the pool.
+fn read_all(pool: &Pool, bytes: &[u8]) {
+    let tile = 1 << 20;
+    pool.run(bytes.len().div_ceil(tile), &|i| {
+        let part = &bytes[i * tile..bytes.len().min((i + 1) * tile)];
+        let mut sums = [0u64; 16];
+        for block in part.chunks_exact(128) {
+            for (sum, word) in sums.iter_mut().zip(block.chunks_exact(8)) {
+                *sum = sum.wrapping_add(u64::from_le_bytes(word.try_into().unwrap()));
+            }
+        }
+        black_box(sums);
+    });
+}
+
+fn matrix(format: Format, bytes: &[u8], cols: usize) -> Matrix<'_> {
+    let row = format.row_bytes(cols).unwrap();
+    let rows = bytes.len() / row;
+    Matrix::new(format, rows, cols, &bytes[..rows * row]).unwrap()
+}
+
+fn main() {
+    let mib: usize = std::env::args()
+        .skip(1)
+        .find_map(|arg| arg.parse().ok())
+        .unwrap_or(1024);
+    // Small floats in every format; an odd start, as payloads of tensors have.
+    let buffer: Vec<u8> = (0..(mib << 20) + 1)
+        .map(|i| if i % 2 == 1 { (i >> 3) as u8 } else { 0x3c })
+        .collect();
+    let bytes = &buffer[1..];
+    let all = std::thread::available_parallelism().map_or(2, |n| n.get());
+    let pools: Vec<Pool> = [1, 2, all]
+        .into_iter()
+        .take(if all > 2 { 3 } else { 2 })
+        .map(Pool::new)
+        .collect();
+    let x = vec![0.5f32; 64 * COLS];
+
+    let mut cases = Vec::new();
+    for pool in &pools {
+        let threads = pool.threads();
+        cases.push(Case {
+            name: format!("memory read, {threads} threads"),
+            work: bytes.len() as f64,
+            run: Box::new(move || read_all(pool, bytes)),
+        });
+        for format in FORMATS {
+            let w = matrix(format, bytes, COLS);
+            let (mut y, x) = (vec![0f32; w.rows], &x);
+            cases.push(Case {
+                name: format!("{format}, {threads} threads"),
+                work: w.bytes.len() as f64,
+                run: Box::new(move || w.matmul(pool, &x[..COLS], 1, &mut y)),
+            });
+        }
+    }
+    measure(
+        &format!("Matrix-vector, {mib} MiB of weights, {COLS} columns"),
+        "GB/s",
+        &mut cases,
+    );
+
+    // An expert's matrix at a time, each from another place, is what decode does.
+    let mut cases = Vec::new();
+    for kib in [16, 64, 128, 256, 1024, 24 << 10] {
+        for pool in &pools {
+            let (mut at, x) = (0, &x);
+            let w = matrix(Format::Bf16, &bytes[..kib << 10], 1024);
+            let mut y = vec![0f32; w.rows];
+            let repeats = (48 << 10) / kib;
+            cases.push(Case {
+                name: format!("{kib} KiB, {} threads", pool.threads()),
+                work: (w.bytes.len() * repeats) as f64,
+                run: Box::new(move || {
+                    for _ in 0..repeats {
+                        at = (at + w.bytes.len()) % (bytes.len() - w.bytes.len());
+                        let w = Matrix {
+                            bytes: &bytes[at..at + w.bytes.len()],
+                            ..w
+                        };
+                        w.matmul(pool, &x[..1024], 1, &mut y);
+                    }
+                }),
+            });
+        }
+    }
+    measure(
+        "Matrix-vector, BF16, 1024 columns, small matrices back to back (48 MiB in all)",
+        "GB/s",
+        &mut cases,
+    );
+
+    let mut cases = Vec::new();
+    for n in [1, 2, 3, 4, 8, 16, 64] {
+        for pool in &pools {
+            let x = &x;
+            let w = matrix(Format::Bf16, &bytes[..24 << 20], COLS);
+            let mut y = vec![0f32; n * w.rows];
+            cases.push(Case {
+                name: format!("{n} vectors, {} threads", pool.threads()),
+                work: (n * w.rows * COLS) as f64,
+                run: Box::new(move || w.matmul(pool, &x[..n * COLS], n, &mut y)),
+            });
+        }
+    }
+    measure(
+        "Several vectors, BF16, 24 MiB",
+        "G multiply-adds/s",
+        &mut cases,
+    );
+
+    let mut cases = Vec::new();
+    for pool in &pools {
+        let w = matrix(Format::Bf16, &bytes[..24 << 20], 512);
+        let (x, mut y) = (vec![0.5f32; w.rows], vec![0f32; 512]);
+        cases.push(Case {
+            name: format!("{} threads", pool.threads()),
+            work: w.bytes.len() as f64,
+            run: Box::new(move || w.matmul_transposed(pool, &x, 1, &mut y)),
+        });
+    }
+    measure("Transposed, BF16, 24 MiB, 512 columns", "GB/s", &mut cases);
+
+    let pool = &pools[1];
+    let hand_off = |pause_us: u64| {
+        let mut times: Vec<_> = (0..1000)
+            .map(|_| {
+                let pause = Instant::now();
+                while pause.elapsed().as_micros() < u128::from(pause_us) {
+                    std::hint::spin_loop();
+                }
+                let start = Instant::now();
+                pool.run(2, &|_| {});
+                start.elapsed().as_nanos() as f64
+            })
+            .collect();
+        times.sort_by(f64::total_cmp);
+        (times[500] / 1e3, times[990] / 1e3)
+    };
+    println!("\nAn empty loop of two tiles on two threads (median, p99)");
+    for pause in [0, 3, 20, 200] {
+        let (median, p99) = hand_off(pause);
+        println!("  {pause:>4} us after the last: {median:.2} us, {p99:.2} us");
+    }
+}
