@@ -5,3 +5,5 @@
 //! when each part of that slab is complete.
 
 pub mod file;
+pub mod headers;
+pub mod limits;

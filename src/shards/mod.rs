@@ -1,34 +1,30 @@
 //! Index and range reads over any number of safetensors files, by pread and posix_fadvise, never mmap.
+//!
+//! [`Shards::open`] finds the files (`scan`), has their headers read concurrently and parses each
+//! (`header`), and merges them into one hash index (`index`); `read` gets tensors out of them.
 
+mod dtype;
+mod error;
+mod header;
+mod index;
+mod read;
+mod readahead;
+mod scan;
+
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use colibri_ring::file::File;
+use colibri_ring::headers::{Engine, read_headers};
+use colibri_ring::limits;
 
-/// What can be wrong with a directory of shards.
-#[derive(Debug, thiserror::Error)]
-pub enum ShardError {
-    /// A tensor that the model needs is in no shard.
-    #[error("tensor {name} is missing from {}", dirs.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(", "))]
-    Missing {
-        /// The tensor.
-        name: String,
-        /// The directories that were searched.
-        dirs: Vec<PathBuf>,
-    },
-}
+pub use dtype::Dtype;
+pub use error::{Flaw, ShardError};
+pub use header::{MAX_HEADER, Metadata};
 
-/// Element type of a tensor, as its header names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    /// bfloat16.
-    Bf16,
-    /// IEEE half.
-    F16,
-    /// 32-bit float.
-    F32,
-    // the rest of DESIGN section 6 and of the safetensors crate
-}
+use header::{Header, Record};
+use index::Index;
 
 /// Whether the page cache should forget what was just read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,66 +52,157 @@ pub struct Tensor<'a> {
     pub shape: &'a [u64],
 }
 
+impl Tensor<'_> {
+    /// Number of elements: the product of the dimensions, which the index has checked not to overflow.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+}
+
 /// The index: tensor name -> file, offset, bytes, dtype, shape.
 #[derive(Debug)]
-pub struct Shards {}
+pub struct Shards {
+    dirs: Vec<PathBuf>,
+    files: Vec<Arc<File>>,
+    /// Of each file: its directory, `__metadata__`, and its drive's read-ahead in bytes.
+    dir_of: Vec<usize>,
+    metadata: Vec<Metadata>,
+    read_ahead: Vec<u64>,
+    index: Index,
+}
 
 impl Shards {
     /// Indexes every `*.safetensors` of the directories.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its file and tensor: see [`ShardError`] and [`Flaw`].
     pub fn open(dirs: &[PathBuf]) -> Result<Shards, ShardError> {
-        let _ = dirs;
-        todo!()
+        Shards::open_with(dirs, Engine::Auto)
     }
 
-    /// The files, in the order of [`Tensor::file`].
+    /// Like [`Shards::open`], with a given way to read the headers.
+    ///
+    /// # Errors
+    /// Those of [`Shards::open`].
+    pub fn open_with(dirs: &[PathBuf], engine: Engine) -> Result<Shards, ShardError> {
+        if let Err(e) = limits::raise_open_files() {
+            tracing::debug!("the limit of open files stays as it is: {e}");
+        }
+        scan::check_distinct(dirs)?;
+        let (mut files, mut dir_of) = (Vec::new(), Vec::new());
+        for (i, dir) in dirs.iter().enumerate() {
+            for path in scan::shards(dir)? {
+                files.push(Arc::new(File::open(path)?));
+                dir_of.push(i);
+            }
+        }
+
+        let present: HashSet<_> = files.iter().filter_map(|f| f.path().file_name()).collect();
+        let mut absent = Vec::new();
+        for dir in dirs {
+            absent.extend(scan::Absent::read(dir, &present)?);
+        }
+
+        let mut headers = read_headers(&files, MAX_HEADER, engine, |i, text| {
+            let file = &files[i];
+            Header::parse(text, file.path(), i as u32, file.size())
+        })?;
+        let metadata = headers
+            .iter_mut()
+            .map(|h| std::mem::take(&mut h.metadata))
+            .collect();
+        let index = Index::build(headers, |file| files[file as usize].path())?;
+        for absent in absent {
+            absent.check(|name| index.find(name).is_some())?;
+        }
+        Ok(Shards {
+            dirs: dirs.to_vec(),
+            read_ahead: read_ahead(&files),
+            files,
+            dir_of,
+            metadata,
+            index,
+        })
+    }
+
+    /// The directories, as given.
+    pub fn dirs(&self) -> &[PathBuf] {
+        &self.dirs
+    }
+
+    /// The files, in the order of [`Tensor::file`]: by directory, then by name.
     pub fn files(&self) -> &[Arc<File>] {
-        todo!()
+        &self.files
     }
 
-    /// All tensors.
+    /// The directory that a file came from, as an index of [`Shards::dirs`].
+    pub fn dir_of(&self, file: usize) -> usize {
+        self.dir_of[file]
+    }
+
+    /// `__metadata__` of a file; empty if it has none.
+    pub fn metadata(&self, file: usize) -> &Metadata {
+        &self.metadata[file]
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.index.tensors.len()
+    }
+
+    /// Whether there is no tensor at all.
+    pub fn is_empty(&self) -> bool {
+        self.index.tensors.is_empty()
+    }
+
+    /// All tensors, by file and then by offset.
     pub fn iter(&self) -> impl Iterator<Item = Tensor<'_>> {
-        std::iter::empty()
+        self.index.tensors.iter().map(|record| self.tensor(record))
     }
 
     /// Looks a name up.
     pub fn find(&self, name: &str) -> Option<Tensor<'_>> {
-        let _ = name;
-        todo!()
+        self.index.find(name).map(|record| self.tensor(record))
     }
 
     /// Looks a name up; the error names the tensor and the directories.
+    ///
+    /// # Errors
+    /// [`ShardError::Missing`].
     pub fn get(&self, name: &str) -> Result<Tensor<'_>, ShardError> {
-        let _ = name;
-        todo!()
+        self.find(name).ok_or_else(|| ShardError::Missing {
+            name: name.to_string(),
+            dirs: self.dirs.clone(),
+        })
     }
 
-    /// The whole tensor as f32 (BF16, F16, F32 only).
-    pub fn read_f32(&self, name: &str, cache: Cache) -> Result<Vec<f32>, ShardError> {
-        let _ = (name, cache);
-        todo!()
+    /// Longest hint to the page cache for a file, in bytes.
+    fn read_ahead(&self, file: usize) -> u64 {
+        self.read_ahead[file]
     }
 
-    /// The whole tensor's bytes, any dtype.
-    pub fn read_raw(&self, name: &str, cache: Cache) -> Result<Vec<u8>, ShardError> {
-        let _ = (name, cache);
-        todo!()
+    fn tensor(&self, record: &Record) -> Tensor<'_> {
+        Tensor {
+            name: record.name(&self.index.names),
+            file: record.file as usize,
+            offset: record.offset,
+            bytes: record.bytes,
+            dtype: record.dtype,
+            shape: record.shape(&self.index.shapes),
+        }
     }
+}
 
-    /// `count` elements from element `start` on, as f32 (BF16, F16, F32 only).
-    pub fn read_slice_f32(
-        &self,
-        name: &str,
-        start: u64,
-        count: u64,
-        cache: Cache,
-    ) -> Result<Vec<f32>, ShardError> {
-        let _ = (name, start, count, cache);
-        todo!()
-    }
-
-    /// Starts reading a tensor into the page cache.
-    pub fn prefetch(&self, name: &str) -> Result<(), ShardError> {
-        let _ = name;
-        todo!()
-    }
+/// The read-ahead of each file's drive, in bytes. Neighbours are mostly on one drive, which is asked once.
+fn read_ahead(files: &[Arc<File>]) -> Vec<u64> {
+    let mut last = None;
+    let of_file = |file: &Arc<File>| match last {
+        Some((drive, bytes)) if drive == file.drive() => bytes,
+        _ => {
+            let bytes = readahead::of_drive(file.drive());
+            last = Some((file.drive(), bytes));
+            bytes
+        }
+    };
+    files.iter().map(of_file).collect()
 }

@@ -1,0 +1,282 @@
+//! What can be wrong with a directory of shards.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use colibri_ring::file::FileError;
+use colibri_ring::headers::HeaderError;
+
+use super::Dtype;
+
+/// What can be wrong with a directory of shards.
+#[derive(Debug, thiserror::Error)]
+pub enum ShardError {
+    /// A tensor that the model needs is in no shard.
+    #[error("tensor {} is missing from {}", Shown(name), list(dirs))]
+    Missing {
+        /// The tensor.
+        name: String,
+        /// The directories that were searched.
+        dirs: Vec<PathBuf>,
+    },
+    /// No directory was given.
+    #[error("no model directory is given")]
+    NoDirectory,
+    /// A directory could not be listed.
+    #[error("cannot list {}: {source}", dir.display())]
+    List {
+        /// The directory.
+        dir: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// A directory has no shard.
+    #[error("{} holds no *.safetensors file", dir.display())]
+    NoShards {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// One directory was given twice: all its tensors would be there twice.
+    #[error("{} and {} are the same directory", first.display(), second.display())]
+    SameDirectory {
+        /// One spelling of it.
+        first: PathBuf,
+        /// The other one.
+        second: PathBuf,
+    },
+    /// A file could not be opened or read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A file has no header to speak of.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    /// A header is no valid UTF-8.
+    #[error("{}: the header is no UTF-8 text from byte {valid} on", file.display())]
+    Utf8 {
+        /// The shard.
+        file: PathBuf,
+        /// Bytes of the header that are valid.
+        valid: usize,
+    },
+    /// A header is no JSON, or not of the format's structure.
+    #[error("{}: {}the header is malformed: {reason}", file.display(), in_tensor(tensor.as_deref()))]
+    Json {
+        /// The shard.
+        file: PathBuf,
+        /// The tensor whose entry it is, if it is one.
+        tensor: Option<String>,
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// A tensor's entry is wrong.
+    #[error("{}: tensor {}: {flaw}", file.display(), Shown(tensor))]
+    Tensor {
+        /// The shard.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        flaw: Flaw,
+    },
+    /// A file holds data, and no tensor.
+    #[error("{}: {bytes} bytes of data belong to no tensor", file.display())]
+    NoTensors {
+        /// The shard.
+        file: PathBuf,
+        /// Bytes after its header.
+        bytes: u64,
+    },
+    /// Two shards have a tensor of the same name.
+    #[error("tensor {} is in both {} and {}", Shown(tensor), first.display(), second.display())]
+    InTwoShards {
+        /// The tensor.
+        tensor: String,
+        /// One of the shards.
+        first: PathBuf,
+        /// The other one.
+        second: PathBuf,
+    },
+    /// The list of shards names a file that is not there.
+    #[error(
+        "{} is missing, which {} names for tensor {}: the download is incomplete",
+        Shown(shard), list.display(), Shown(tensor)
+    )]
+    Incomplete {
+        /// The list.
+        list: PathBuf,
+        /// Name of the file that is missing.
+        shard: String,
+        /// The first tensor that is therefore missing.
+        tensor: String,
+    },
+    /// The list of shards is malformed or too large to be one.
+    #[error("{}: not a list of shards: {reason}", list.display())]
+    BadList {
+        /// The list.
+        list: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// More tensors, names or dimensions than the index can number.
+    #[error("{}: with this file there are more than 2^32 {what}", file.display())]
+    TooMany {
+        /// The shard with which it became too many.
+        file: PathBuf,
+        /// Of what.
+        what: &'static str,
+    },
+    /// A tensor's data could not be read.
+    #[error("cannot read tensor {}: {source}", Shown(tensor))]
+    Read {
+        /// The tensor.
+        tensor: String,
+        /// Names the file and the offset.
+        source: FileError,
+    },
+    /// A float read of something else.
+    #[error("tensor {} of {} is {dtype}; only BF16, F16 and F32 can be read as floats", Shown(tensor), file.display())]
+    NotFloat {
+        /// The shard.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: Dtype,
+    },
+    /// A slice that is not inside its tensor.
+    #[error("tensor {} of {} has {elements} elements; a slice of {count} from {start} on is outside", Shown(tensor), file.display())]
+    Slice {
+        /// The shard.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// First element of the slice.
+        start: u64,
+        /// Elements of the slice.
+        count: u64,
+        /// Elements of the tensor.
+        elements: u64,
+    },
+    /// No memory for a read.
+    #[error("no memory for {bytes} bytes of tensor {}", Shown(tensor))]
+    Memory {
+        /// The tensor.
+        tensor: String,
+        /// Wanted bytes.
+        bytes: u64,
+    },
+}
+
+/// What can be wrong with one tensor's entry. Offsets are bytes of the data section, as in the header.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Flaw {
+    /// Its name occurs more than once in the file.
+    #[error("given twice in this file")]
+    Twice,
+    /// Its dtype is not known.
+    #[error("unknown dtype {}", Shown(.0))]
+    UnknownDtype(String),
+    /// A field is missing.
+    #[error("no {0} given")]
+    NoField(&'static str),
+    /// Its dimensions overflow.
+    #[error("shape {} of {dtype} overflows", dims(.shape))]
+    ShapeOverflow {
+        /// Dimensions.
+        shape: Vec<u64>,
+        /// Element type.
+        dtype: Dtype,
+    },
+    /// Its elements, narrower than a byte, do not fill whole bytes.
+    #[error("shape {} of {dtype} does not fill whole bytes", dims(.shape))]
+    PartialByte {
+        /// Dimensions.
+        shape: Vec<u64>,
+        /// Element type.
+        dtype: Dtype,
+    },
+    /// Its data ends before it starts.
+    #[error("its data ends at {end}, before its start at {start}")]
+    Reversed {
+        /// First byte.
+        start: u64,
+        /// Byte after the last one.
+        end: u64,
+    },
+    /// Its data has another length than its shape and dtype say.
+    #[error("shape {} of {dtype} takes {want} bytes, but the offsets give {have}", dims(.shape))]
+    Size {
+        /// Dimensions.
+        shape: Vec<u64>,
+        /// Element type.
+        dtype: Dtype,
+        /// Bytes by shape and dtype.
+        want: u64,
+        /// Bytes by offsets.
+        have: u64,
+    },
+    /// Its data reaches beyond the end of the file.
+    #[error("its data [{start}, {end}) reaches beyond the file, which has {data} bytes of data")]
+    BeyondFile {
+        /// First byte.
+        start: u64,
+        /// Byte after the last one.
+        end: u64,
+        /// Bytes of the data section.
+        data: u64,
+    },
+    /// Nothing covers the bytes before its data.
+    #[error("bytes [{from}, {start}) before its data belong to no tensor")]
+    Hole {
+        /// First byte of the hole.
+        from: u64,
+        /// First byte of the tensor.
+        start: u64,
+    },
+    /// Its data overlaps another tensor's.
+    #[error("its data overlaps that of tensor {}", Shown(.0))]
+    Overlap(String),
+    /// It is the last one, and the file goes on after it.
+    #[error("the last data ends at {end}, but the file has {data} bytes of data")]
+    FileGoesOn {
+        /// Byte after the last one.
+        end: u64,
+        /// Bytes of the data section.
+        data: u64,
+    },
+}
+
+/// Text from a file, fit for one line of a message: control characters escaped, cut if very long.
+pub(super) struct Shown<'a>(pub &'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const LONGEST: usize = 200;
+        let cut = self.0.char_indices().nth(LONGEST).map(|(at, _)| at);
+        let (shown, more) = match cut {
+            Some(at) => (&self.0[..at], "..."),
+            None => (self.0, ""),
+        };
+        if shown.is_empty() {
+            return f.write_str("\"\"");
+        }
+        write!(f, "{}{more}", shown.escape_debug())
+    }
+}
+
+fn in_tensor(tensor: Option<&str>) -> String {
+    tensor.map_or(String::new(), |t| format!("tensor {}: ", Shown(t)))
+}
+
+fn list(dirs: &[PathBuf]) -> String {
+    let dirs: Vec<_> = dirs.iter().map(|d| d.display().to_string()).collect();
+    dirs.join(", ")
+}
+
+fn dims(shape: &[u64]) -> String {
+    const LONGEST: usize = 16;
+    let shown: Vec<_> = shape.iter().take(LONGEST).map(u64::to_string).collect();
+    let more = if shape.len() > LONGEST { ", ..." } else { "" };
+    format!("[{}{more}]", shown.join(", "))
+}

@@ -1,0 +1,121 @@
+//! One hash index over the tensors of all shards.
+//!
+//! A large model has over a hundred thousand tensors, so names live in one string, shapes in one vector,
+//! and the hash table holds nothing but record numbers.
+
+use std::path::Path;
+
+use hashbrown::{DefaultHashBuilder, HashTable, hash_table};
+use std::hash::BuildHasher;
+
+use super::error::{Flaw, ShardError};
+use super::header::{Header, Record};
+
+/// Name -> tensor.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    pub names: String,
+    pub shapes: Vec<u64>,
+    /// By file, then by offset.
+    pub tensors: Vec<Record>,
+    table: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+impl Index {
+    /// Merges the headers of the files, given in order; `path` gives a file's path.
+    pub(super) fn build<'p>(
+        headers: Vec<Header>,
+        path: impl Fn(u32) -> &'p Path,
+    ) -> Result<Index, ShardError> {
+        let total = |of: fn(&Header) -> usize| headers.iter().map(of).sum::<usize>();
+        // Exact sizes: growing by doubling would take up to twice the memory, and would rehash.
+        let mut index = Index {
+            names: String::with_capacity(total(|h| h.names.len())),
+            shapes: Vec::with_capacity(total(|h| h.shapes.len())),
+            tensors: Vec::with_capacity(total(|h| h.tensors.len())),
+            table: HashTable::with_capacity(total(|h| h.tensors.len())),
+            hasher: DefaultHashBuilder::default(),
+        };
+        for (file, header) in headers.into_iter().enumerate() {
+            index.add(header, path(file as u32), &path)?;
+        }
+        Ok(index)
+    }
+
+    fn add<'p>(
+        &mut self,
+        header: Header,
+        file: &Path,
+        path: impl Fn(u32) -> &'p Path,
+    ) -> Result<(), ShardError> {
+        // What is numbered must fit into 32 bits, the end of it included.
+        let base = |have: usize, more: usize, what| match u32::try_from(have.saturating_add(more)) {
+            Ok(_) => Ok(have as u32),
+            Err(_) => Err(ShardError::TooMany {
+                file: file.to_path_buf(),
+                what,
+            }),
+        };
+        let names = base(self.names.len(), header.names.len(), "bytes of names")?;
+        let shapes = base(self.shapes.len(), header.shapes.len(), "dimensions")?;
+        base(self.tensors.len(), header.tensors.len(), "tensors")?;
+
+        self.names.push_str(&header.names);
+        self.shapes.extend_from_slice(&header.shapes);
+        for mut record in header.tensors {
+            record.name += names;
+            record.shape += shapes;
+            let name = record.name(&self.names);
+            let entry = self.table.entry(
+                self.hasher.hash_one(name),
+                |&i| self.tensors[i as usize].name(&self.names) == name,
+                |&i| {
+                    self.hasher
+                        .hash_one(self.tensors[i as usize].name(&self.names))
+                },
+            );
+            match entry {
+                hash_table::Entry::Vacant(slot) => {
+                    slot.insert(self.tensors.len() as u32);
+                    self.tensors.push(record);
+                }
+                hash_table::Entry::Occupied(slot) => {
+                    let first = &self.tensors[*slot.get() as usize];
+                    return Err(doubled(name, first, &record, path));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<&Record> {
+        let tensor = |i: &u32| &self.tensors[*i as usize];
+        let hash = self.hasher.hash_one(name);
+        let found = self
+            .table
+            .find(hash, |i| tensor(i).name(&self.names) == name);
+        found.map(tensor)
+    }
+}
+
+fn doubled<'p>(
+    name: &str,
+    first: &Record,
+    second: &Record,
+    path: impl Fn(u32) -> &'p Path,
+) -> ShardError {
+    let tensor = name.to_string();
+    if first.file == second.file {
+        return ShardError::Tensor {
+            file: path(first.file).to_path_buf(),
+            tensor,
+            flaw: Flaw::Twice,
+        };
+    }
+    ShardError::InTwoShards {
+        tensor,
+        first: path(first.file).to_path_buf(),
+        second: path(second.file).to_path_buf(),
+    }
+}
