@@ -20,7 +20,7 @@ pub enum WeightError {
         expected: Vec<u64>,
     },
     /// Its elements are no floats.
-    #[error("tensor {name} is {found:?}, a weight must be BF16, F16 or F32")]
+    #[error("tensor {name} is {found}, a weight must be BF16, F16 or F32")]
     Dtype {
         /// The tensor.
         name: String,
@@ -51,7 +51,6 @@ pub fn expect<'a>(
         Dtype::Bf16 => Format::Bf16,
         Dtype::F16 => Format::F16,
         Dtype::F32 => Format::F32,
-        #[allow(unreachable_patterns)]
         found => {
             return Err(WeightError::Dtype {
                 name: name.into(),

@@ -34,17 +34,9 @@ impl Mlp {
     ) -> Result<Mlp, WeightError> {
         let hidden = config.hidden_size;
         Ok(Mlp {
-            gate: loader.matrix(
-                &format!("{prefix}.gate_proj.weight"),
-                intermediate,
-                hidden,
-            )?,
+            gate: loader.matrix(&format!("{prefix}.gate_proj.weight"), intermediate, hidden)?,
             up: loader.matrix(&format!("{prefix}.up_proj.weight"), intermediate, hidden)?,
-            down: loader.matrix(
-                &format!("{prefix}.down_proj.weight"),
-                hidden,
-                intermediate,
-            )?,
+            down: loader.matrix(&format!("{prefix}.down_proj.weight"), hidden, intermediate)?,
         })
     }
 
@@ -59,15 +51,8 @@ impl Mlp {
             let u = sized(&mut scratch.up, n * gate.rows);
             gate.matmul(pool, x, n, g);
             up.matmul(pool, x, n, u);
-            swiglu(g, u);
+            ops::silu_mul(g, u);
             down.matmul(pool, g, n, out);
         }
-    }
-}
-
-/// gate = silu(gate) * up, element by element.
-pub fn swiglu(gate: &mut [f32], up: &[f32]) {
-    for (g, u) in gate.iter_mut().zip(up) {
-        *g = ops::silu(*g) * u;
     }
 }

@@ -45,8 +45,8 @@ mod tests {
     fn edges() {
         assert_eq!(top(&[1.0, 2.0], 5), [0, 1]);
         assert_eq!(top(&[1.0, 2.0], 2), [0, 1]);
-        assert_eq!(top(&[1.0, 2.0], 0), []);
-        assert_eq!(top(&[], 3), []);
+        assert_eq!(top(&[1.0, 2.0], 0), [0u32; 0]);
+        assert_eq!(top(&[], 3), [0u32; 0]);
         assert_eq!(top(&[f32::NEG_INFINITY, -1.0, f32::NAN], 2).len(), 2);
     }
 

@@ -243,11 +243,8 @@ impl Catalog {
 
 /// Bytes of a matrix. The config bounds the dimensions so that this does not overflow.
 fn matrix_bytes(format: Format, rows: usize, cols: usize) -> u64 {
-    let width = match format {
-        Format::F32 => 4,
-        Format::F16 | Format::Bf16 => 2,
-    };
-    width * rows as u64 * cols as u64
+    let bytes = format.row_bytes(cols).and_then(|row| row.checked_mul(rows));
+    bytes.unwrap_or(usize::MAX) as u64
 }
 
 fn single_name(layer: usize, expert: usize, projection: Projection) -> String {
