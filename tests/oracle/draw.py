@@ -1,0 +1,69 @@
+"""Random fixture specifications: models of the same kinds that nobody has looked at."""
+
+import random
+
+from spec import Spec, config
+
+
+def indexer_keys(r: random.Random, layers: int) -> dict:
+    """One of the ways a config.json says which layers choose and which reuse a choice."""
+    types = ["full"] + [r.choice(["full", "shared"]) for _ in range(layers - 1)]
+    return r.choice([
+        {},
+        {"indexer_types": types},
+        {"index_topk_pattern": "".join(t[0].upper() for t in types)},
+        {"index_topk_freq": r.randint(1, 4), "index_skip_topk_offset": r.randint(1, 3)},
+    ])
+
+
+def mlp_keys(r: random.Random, layers: int) -> dict:
+    """Which layers are sparse; at least one is."""
+    if r.random() < 0.5:
+        return {"first_k_dense_replace": r.randint(0, layers - 1)}
+    types = [r.choice(["dense", "sparse"]) for _ in range(layers)]
+    types[r.randrange(layers)] = "sparse"
+    return {"mlp_layer_types": types}
+
+
+def rope_keys(r: random.Random) -> dict:
+    theta = r.choice([10000, 50000.0, 1000000])
+    return r.choice([
+        {"rope_parameters": {"rope_theta": theta, "rope_type": "default"}},
+        {"rope_parameters": None, "rope_theta": theta},
+        {"rope_parameters": None},
+    ])
+
+
+def random_spec(seed: int) -> Spec:
+    """The specification of fixture `random-SEED`."""
+    r = random.Random(seed)
+    layers, heads, rope = r.randint(1, 5), r.randint(1, 6), 2 * r.randint(1, 6)
+    experts = r.randint(2, 20)
+    long = r.random() < 0.2
+    prompt = r.randint(150, 260) if long else r.randint(1, 40)
+    eos_in = r.choice(["config", "list", "generation"])
+    indexer = r.random() < 0.85
+    eos = r.choice([2, [1, 2]])
+    cfg = config(
+        vocab_size=r.randint(20, 300), hidden_size=r.randint(9, 90), intermediate_size=r.randint(5, 120),
+        moe_intermediate_size=r.randint(3, 60), num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=heads, n_routed_experts=experts, num_experts_per_tok=r.randint(1, min(experts, 6)),
+        n_shared_experts=r.randint(1, 3), norm_topk_prob=r.random() < 0.6,
+        routed_scaling_factor=r.choice([1.0, 2.5, round(r.uniform(0.5, 3.0), 3)]), q_lora_rank=r.randint(4, 48),
+        kv_lora_rank=r.randint(4, 48), qk_nope_head_dim=r.randint(3, 24), qk_rope_head_dim=rope,
+        v_head_dim=r.randint(3, 24), index_n_heads=r.randint(32, 48), index_head_dim=rope + r.randint(0, 14),
+        index_topk=r.choice([2048, r.randint(2, 40) if not long else r.randint(30, 80)]),
+        rms_norm_eps=r.choice([1e-5, 1e-6, 0.02]), attention_bias=r.random() < 0.3, tie_word_embeddings=r.random() < 0.25,
+        eos_token_id=eos, **indexer_keys(r, layers), **mlp_keys(r, layers), **rope_keys(r),
+    )
+    new = r.randint(4, 28)
+    names = ["bf16", "f16", "f32"]
+    dtype_of = [(part, r.choice(names)) for part in (r"experts", r"self_attn", r"norm", r"") if r.random() < 0.25]
+    dirs = r.choice([[""], [""], ["a", "b"]])
+    stops = r.random() < 0.3
+    return Spec(
+        f"random-{seed}", cfg, dtype=r.choice(names), dtype_of=dtype_of, layout=r.choice(["per-expert", "fused"]),
+        dirs=dirs, shards=r.randint(len(dirs), 5), scatter=r.random() < 0.5, prompt=prompt, new=new,
+        score=0 if long else r.randint(2, 60), eos_at=r.randrange(new) if stops else None, eos_in=eos_in,
+        indexer=indexer, mtp=r.random() < 0.2,
+    )

@@ -1,0 +1,112 @@
+"""The committed fixtures. Each covers an odd combination of features; README.md has the table."""
+
+from spec import Spec, config
+
+TEXT_PROMPT = "The hummingbird drinks while it hovers, and"
+
+FIXTURES = [
+    Spec(
+        "tiny-text",
+        config(
+            vocab_size=360, hidden_size=48, intermediate_size=80, moe_intermediate_size=24, num_hidden_layers=4,
+            num_attention_heads=4, num_key_value_heads=4, n_routed_experts=16, num_experts_per_tok=4, q_lora_rank=32,
+            kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, index_head_dim=16, index_topk=24,
+            indexer_types=["full", "full", "shared", "full"], eos_token_id=[0, 2],
+        ),
+        prompt=TEXT_PROMPT, new=32, score=48, generation_config={"eos_token_id": [0, 2]},
+    ),
+    # Explicit indexer_types; three shards dealt out at random, so that an expert's matrices straddle files.
+    Spec(
+        "bf16-shared",
+        config(num_hidden_layers=5, index_topk=9, index_n_heads=33,
+               indexer_types=["full", "shared", "shared", "full", "shared"], eos_token_id=[1, 7]),
+        shards=3, scatter=True, prompt=21,
+    ),
+    # Fused blocks in two shards; the choice of indexer layers as a pattern; an epsilon that is seen.
+    Spec(
+        "f16-fused-pattern",
+        config(num_hidden_layers=5, index_topk=7, index_topk_pattern="FSSFS", index_n_heads=35, index_head_dim=17,
+               first_k_dense_replace=2, rope_parameters=None, rope_theta=500000.0, rms_norm_eps=0.05),
+        dtype="f16", layout="fused", shards=2, prompt=18,
+    ),
+    # Fused blocks; full layers by frequency and offset; tied embeddings; no rope settings at all.
+    Spec(
+        "f32-fused-freq-tied",
+        config(num_hidden_layers=5, index_topk=10, index_topk_freq=2, index_skip_topk_offset=1, tie_word_embeddings=True,
+               rope_parameters=None, hidden_size=39, moe_intermediate_size=19, n_routed_experts=7,
+               num_experts_per_tok=2, intermediate_size=41, q_lora_rank=21),
+        dtype="f32", layout="fused", prompt=16,
+    ),
+    # One model over two directories, experts straddling them; the context never reaches index_topk.
+    Spec(
+        "bf16-split",
+        config(index_topk=2048, n_routed_experts=9),
+        dirs=["a", "b"], shards=4, scatter=True,
+    ),
+    # Every expert is chosen for every token, with unnormalised weights.
+    Spec(
+        "f32-all-experts",
+        config(n_routed_experts=5, num_experts_per_tok=5, norm_topk_prob=False, routed_scaling_factor=0.7,
+               moe_intermediate_size=33, hidden_size=41, index_topk=64, rms_norm_eps=0.02),
+        dtype="f32",
+    ),
+    # Two shared experts, biases in attention, sparse from layer 0 on, fused blocks.
+    Spec(
+        "bf16-fused-bias",
+        config(first_k_dense_replace=0, n_shared_experts=2, attention_bias=True, index_topk=11, num_attention_heads=5,
+               num_key_value_heads=5, indexer_types=["full", "full", "shared"]),
+        layout="fused", shards=2, prompt=25,
+    ),
+    # Several hundred tokens of prompt, DSA active from token 65 on.
+    Spec(
+        "f16-long",
+        config(num_hidden_layers=4, index_topk=64, index_n_heads=32, indexer_types=["full", "shared", "full", "shared"],
+               n_routed_experts=12, hidden_size=51, rope_parameters={"rope_theta": 1000000, "rope_type": "default"}),
+        dtype="f16", prompt=300, new=16, score=0,
+    ),
+    # mlp_layer_types contradicts first_k_dense_replace and wins; generation stops at one eos of a list.
+    Spec(
+        "bf16-mlp-types",
+        config(num_hidden_layers=4, mlp_layer_types=["sparse", "dense", "sparse", "dense"], first_k_dense_replace=3,
+               index_topk=8, norm_topk_prob=False, routed_scaling_factor=1.3),
+        prompt=14, new=24, eos_at=9, eos_in="list",
+    ),
+    # No indexer tensors: dense attention however long the context is.
+    Spec(
+        "f32-no-indexer",
+        config(index_topk=8, first_k_dense_replace=0, kv_lora_rank=31, qk_rope_head_dim=10, index_head_dim=12, n_routed_experts=7,
+               moe_intermediate_size=21),
+        dtype="f32", shards=2, indexer=False, prompt=20,
+    ),
+    # The stop token is named by generation_config.json alone.
+    Spec(
+        "bf16-generation-eos",
+        config(index_topk=6, indexer_types=["full", "shared", "full"], eos_token_id=3, num_experts_per_tok=1),
+        prompt=15, new=24, eos_at=6, eos_in="generation",
+    ),
+    # Dtypes change from tensor to tensor and from expert to expert; an MTP layer to be ignored; many indexer heads.
+    Spec(
+        "mixed-mtp",
+        config(num_hidden_layers=3, index_topk=10, index_n_heads=64, num_nextn_predict_layers=1, eos_token_id=[1, 2, 5],
+               indexer_types=["full", "full", "shared"]),
+        dtype_of=[(r"layers\.1\.mlp\.experts\.[02468]\.", "f32"), (r"layers\.2\.mlp\.experts.*down_proj", "f16"),
+                  (r"norm|mlp\.gate\.|lm_head", "f32"), (r"self_attn", "f16")],
+        mtp=True, shards=2,
+    ),
+    # The context passes index_topk while decoding, not in the prompt.
+    Spec(
+        "f16-crossing",
+        config(num_hidden_layers=4, index_topk=16, index_n_heads=34, indexer_types=["full", "shared", "full", "full"],
+               num_attention_heads=1, num_key_value_heads=1, qk_rope_head_dim=2, index_head_dim=3),
+        dtype="f16", prompt=10, new=22, score=33,
+    ),
+    # As small as it gets: one layer, two experts, one chosen, one attended position, a prompt of one token.
+    Spec(
+        "f32-smallest",
+        config(vocab_size=17, hidden_size=7, moe_intermediate_size=1, num_hidden_layers=1, num_attention_heads=1,
+               num_key_value_heads=1, n_routed_experts=2, num_experts_per_tok=1, first_k_dense_replace=0, q_lora_rank=3,
+               kv_lora_rank=1, qk_nope_head_dim=1, qk_rope_head_dim=2, v_head_dim=1, index_head_dim=2, index_topk=1,
+               intermediate_size=1),
+        dtype="f32", layout="fused", prompt=1, new=8, score=12,
+    ),
+]

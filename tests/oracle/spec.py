@@ -1,0 +1,82 @@
+"""What a fixture is: the model's config.json, how its weights are stored, and what is asked of it."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Spec:
+    """One fixture directory.
+
+    config: config.json, exactly as written (keys may be missing on purpose).
+    dtype: stored dtype of the weights ("bf16", "f16", "f32"); the router's correction bias is always F32.
+    dtype_of: (regular expression, dtype) pairs that override `dtype`; the first that matches a tensor name wins.
+    layout: "per-expert" (what published checkpoints hold) or "fused" (what a state_dict holds).
+    dirs: sub-directories that the shards are dealt out to; [""] is the fixture's own directory.
+    shards: number of files. scatter: deal tensors out round-robin (an expert straddles files), else in order.
+    prompt: number of prompt ids, or a text. new: tokens to generate. score: number of random ids to score (0: prompt and
+        continuation).
+    eos_at: index of the generated token that is declared a stop token ("eos_in" says where), so that generation ends there.
+    eos_in: "config", "list" (config.json, one of a list) or "generation" (generation_config.json alone).
+    indexer: whether indexer tensors are stored. Without them the reference is the same model with dense attention.
+    mtp: whether an MTP layer, which greedy decoding ignores, is stored at index num_hidden_layers.
+    """
+
+    name: str
+    config: dict
+    dtype: str = "bf16"
+    dtype_of: list = field(default_factory=list)
+    layout: str = "per-expert"
+    dirs: list = field(default_factory=lambda: [""])
+    shards: int = 1
+    scatter: bool = False
+    prompt: int | str = 12
+    new: int = 20
+    score: int = 40
+    eos_at: int | None = None
+    eos_in: str = "config"
+    generation_config: dict | None = None
+    indexer: bool = True
+    mtp: bool = False
+
+
+def config(**changes) -> dict:
+    """A small config.json; `changes` override it, and None removes a key.
+
+    Sizes are odd wherever the architecture lets them be, so that no kernel can lean on a multiple of its lane count.
+    """
+    base = {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "vocab_size": 131,
+        "hidden_size": 45,
+        "intermediate_size": 77,
+        "moe_intermediate_size": 27,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "n_routed_experts": 9,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 29,
+        "kv_lora_rank": 23,
+        "qk_nope_head_dim": 11,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 13,
+        "index_n_heads": 32,
+        "index_head_dim": 14,
+        "index_topk": 2048,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "max_position_embeddings": 4096,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+    }
+    base.update(changes)
+    return {k: v for k, v in base.items() if v is not None}

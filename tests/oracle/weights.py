@@ -1,0 +1,104 @@
+"""Random weights under the checkpoint's names, scaled so that every part of the model matters to the logits."""
+
+import math
+import re
+
+import torch
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+
+
+def gain(name: str) -> float:
+    """Standard deviation of a matrix's output for a unit-variance input.
+
+    Chosen so that attention is neither flat nor one-hot, sigmoid scores of the router spread over (0.1, 0.9),
+    each block adds about as much as the residual stream holds, and logits are of order 1 to 10. The indexer's keys
+    are tiny before their norm, so that its epsilon shows.
+    """
+    for part, value in [
+        ("indexer.wk.", 0.003), ("lm_head", 3.0), ("mlp.gate.weight", 1.5), ("weights_proj", 2.0), ("q_b_proj", 2.0),
+        ("kv_b_proj", 1.5), ("experts", 1.6), ("mlp.", 1.3), ("o_proj", 1.5),
+    ]:
+        if part in name:
+            return value
+    return 1.0
+
+
+def draw(name: str, shape: torch.Size, generator: torch.Generator, tied: bool) -> torch.Tensor:
+    """One tensor in f32."""
+    noise = torch.randn(shape, generator=generator)
+    if name.endswith("e_score_correction_bias"):
+        return 0.15 * noise
+    if name.endswith(".bias"):
+        return 0.3 * noise
+    if len(shape) == 1:
+        return 1.0 + 0.25 * noise
+    if name.endswith("embed_tokens.weight"):
+        return noise * (3.0 / math.sqrt(shape[-1]) if tied else 1.0)
+    return noise * gain(name) / math.sqrt(shape[-1])
+
+
+def stored_dtype(name: str, spec) -> torch.dtype:
+    """The dtype a tensor is stored in."""
+    if name.endswith("e_score_correction_bias"):
+        return torch.float32
+    for pattern, dtype in spec.dtype_of:
+        if re.search(pattern, name):
+            return DTYPES[dtype]
+    return DTYPES[spec.dtype]
+
+
+def shapes(model: torch.nn.Module, spec) -> dict[str, torch.Size]:
+    """Names and shapes as stored, from the library's own state_dict (so experts are fused there)."""
+    out = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and spec.config.get("tie_word_embeddings"):
+            continue
+        if ".indexer." in name and not spec.indexer:
+            continue
+        out[name] = tensor.shape
+    if spec.mtp:
+        out.update(mtp_shapes(out, spec.config))
+    return out
+
+
+def mtp_shapes(main: dict[str, torch.Size], cfg: dict) -> dict[str, torch.Size]:
+    """The MTP layer: attention like layer 0, experts like the first sparse layer, and its own norms and projection."""
+    layer, hidden = cfg["num_hidden_layers"], cfg["hidden_size"]
+    sparse = next(i for i in range(layer) if f"model.layers.{i}.mlp.gate.weight" in main)
+    own, out = f"model.layers.{layer}.", {}
+    for name, shape in main.items():
+        for i, part in ((0, "self_attn."), (0, "input_layernorm."), (0, "post_attention_layernorm."), (sparse, "mlp.")):
+            prefix = f"model.layers.{i}."
+            if name.startswith(prefix + part):
+                out[own + name[len(prefix):]] = shape
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        out[f"{own}{norm}.weight"] = torch.Size([hidden])
+    out[f"{own}eh_proj.weight"] = torch.Size([hidden, 2 * hidden])
+    return out
+
+
+def make(model: torch.nn.Module, spec, seed: int) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, in their stored layout and dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    tied = bool(spec.config.get("tie_word_embeddings"))
+    out = {}
+    for name, shape in shapes(model, spec).items():
+        for part, tensor in unfuse(name, draw(name, shape, generator, tied), spec.layout):
+            out[part] = tensor.to(stored_dtype(part, spec)).contiguous()
+    return out
+
+
+def unfuse(name: str, tensor: torch.Tensor, layout: str):
+    """Yields a fused expert block as the per-expert tensors of published checkpoints; anything else as it is."""
+    if layout == "fused" or not re.search(r"mlp\.experts\.(gate_up|down)_proj$", name):
+        yield name, tensor
+        return
+    base, kind = name.rsplit(".", 1)
+    for e, block in enumerate(tensor):
+        if kind == "down_proj":
+            yield f"{base}.{e}.down_proj.weight", block
+        else:
+            gate, up = block.chunk(2)
+            yield f"{base}.{e}.gate_proj.weight", gate
+            yield f"{base}.{e}.up_proj.weight", up
