@@ -2,7 +2,7 @@
 //! experts are streamed from SSD through io_uring just before they are needed.
 //!
 //! Dependencies point one way: `cli` -> `model` -> `stream` -> `shards` -> `colibri-ring`. `quant` and
-//! `pool` are leaves.
+//! `pool` are leaves; `weight` joins `quant` and `shards`.
 
 pub mod config;
 pub mod generate;
@@ -14,3 +14,4 @@ pub mod sample;
 pub mod shards;
 pub mod stream;
 pub mod tokenizer;
+pub mod weight;

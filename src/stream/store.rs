@@ -311,9 +311,12 @@ impl ExpertStore {
             let Some(slab) = self.start(key, Priority::Speculative)? else {
                 break;
             };
-            self.stats.speculative_reads += 1;
-            self.guessed.push(slab);
             self.guesses.pop_front();
+            // What is certain to be demanded by the same layer a moment later is no guess.
+            if key.layer != self.layer {
+                self.stats.speculative_reads += 1;
+                self.guessed.push(slab);
+            }
         }
         Ok(())
     }

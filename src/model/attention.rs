@@ -1,0 +1,348 @@
+//! Multi-head latent attention over the compressed cache.
+//!
+//! Keys and values are never expanded. With W_k and W_v the two halves of a head's rows of `kv_b`, a score is
+//! `q_nope . (W_k c) = (W_k^T q_nope) . c`, so that the query is brought to the width of the cache instead
+//! (absorbed), and the output is `W_v (sum of p c)`. Prefill, decode and verification all use this one form,
+//! one token and group of heads at a time: the numbers do not depend on how tokens were grouped.
+
+use crate::config::Config;
+use crate::model::clock::{Clock, Phase};
+use crate::model::indexer::{Indexer, IndexerScratch, Selection, Tokens};
+use crate::model::kv::{LayerCache, PAGE, Rows};
+use crate::model::ops;
+use crate::model::rope::{Angle, rotate};
+use crate::model::scratch::{Shelf, sized};
+use crate::pool::Pool;
+use crate::quant::{Matrix, axpy};
+use crate::weight::{Loader, Weight, WeightError};
+
+/// Epsilon of the norms inside attention, fixed by the architecture.
+const NORM_EPS: f32 = 1e-6;
+/// Heads of a tile at most: each block of the cache is read once for all of them.
+const MAX_GROUP: usize = 8;
+
+/// The attention of one layer.
+#[derive(Debug)]
+pub struct Attention {
+    q_a: Linear,
+    q_a_norm: Vec<f32>,
+    q_b: Weight,
+    kv_a: Linear,
+    kv_a_norm: Vec<f32>,
+    kv_b: Weight,
+    o: Linear,
+    /// The indexer, in full layers of a model with active sparse attention.
+    pub indexer: Option<Indexer>,
+    heads: usize,
+    /// Heads of a tile; divides `heads`.
+    group: usize,
+    nope: usize,
+    rope: usize,
+    value: usize,
+    rank: usize,
+}
+
+/// Scratch of attention: that of the tokens, and that of the tiles that run at the same time.
+#[derive(Debug)]
+pub struct AttentionScratch {
+    low: Vec<f32>,
+    q_resid: Vec<f32>,
+    kv: Vec<f32>,
+    q: Vec<f32>,
+    values: Vec<f32>,
+    indexer: IndexerScratch,
+    tiles: Shelf<Tile>,
+}
+
+impl AttentionScratch {
+    /// No scratch yet.
+    pub fn new() -> AttentionScratch {
+        AttentionScratch {
+            low: Vec::new(),
+            q_resid: Vec::new(),
+            kv: Vec::new(),
+            q: Vec::new(),
+            values: Vec::new(),
+            indexer: IndexerScratch::new(),
+            tiles: Shelf::new(),
+        }
+    }
+}
+
+/// Scratch of one token and group of heads.
+#[derive(Debug, Default)]
+struct Tile {
+    /// Absorbed queries [group, rank + rope].
+    q: Vec<f32>,
+    /// Scores, then probabilities [group, attended positions].
+    scores: Vec<f32>,
+    /// Scores of one block [group, PAGE].
+    block: Vec<f32>,
+    /// Cache rows of one block, gathered [PAGE, rank + rope].
+    rows: Vec<f32>,
+    /// Weighted sums of the cache [group, rank].
+    context: Vec<f32>,
+}
+
+impl Attention {
+    /// Loads `{prefix}.{q_a_proj, q_a_layernorm, q_b_proj, kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj,
+    /// o_proj}` and, if `with_indexer`, `{prefix}.indexer`.
+    pub fn load(
+        loader: &mut Loader,
+        prefix: &str,
+        config: &Config,
+        with_indexer: bool,
+    ) -> Result<Attention, WeightError> {
+        let (heads, hidden) = (config.num_attention_heads, config.hidden_size);
+        let (nope, rope) = (config.qk_nope_head_dim, config.qk_rope_head_dim);
+        let (value, rank, q_rank) = (config.v_head_dim, config.kv_lora_rank, config.q_lora_rank);
+        let bias = config.attention_bias;
+        let mut linear = |name: &str, rows, cols| {
+            Linear::load(loader, &format!("{prefix}.{name}"), rows, cols, bias)
+        };
+        let q_a = linear("q_a_proj", q_rank, hidden)?;
+        let kv_a = linear("kv_a_proj_with_mqa", rank + rope, hidden)?;
+        let o = linear("o_proj", hidden, heads * value)?;
+        let name = |name: &str| format!("{prefix}.{name}.weight");
+        let indexer = with_indexer
+            .then(|| Indexer::load(loader, &format!("{prefix}.indexer"), config))
+            .transpose()?;
+        Ok(Attention {
+            q_a,
+            q_a_norm: loader.vector(&name("q_a_layernorm"), q_rank)?,
+            q_b: loader.matrix(&name("q_b_proj"), heads * (nope + rope), q_rank)?,
+            kv_a,
+            kv_a_norm: loader.vector(&name("kv_a_layernorm"), rank)?,
+            kv_b: loader.matrix(&name("kv_b_proj"), heads * (nope + value), rank)?,
+            o,
+            indexer,
+            heads,
+            group: group_of(heads),
+            nope,
+            rope,
+            value,
+            rank,
+        })
+    }
+
+    /// `out` [n, hidden] of the tokens, which follow those in `cache` and are added to it. A full layer
+    /// writes its choice of positions to `selection`, any layer uses what is there.
+    #[allow(clippy::too_many_arguments)]
+    pub fn forward(
+        &self,
+        pool: &Pool,
+        clock: &mut Clock,
+        tokens: Tokens,
+        cache: &mut LayerCache,
+        selection: &mut Selection,
+        scratch: &mut AttentionScratch,
+        out: &mut [f32],
+    ) {
+        let n = tokens.n;
+        let q_rank = self.q_a_norm.len();
+        let low = sized(&mut scratch.low, n * q_rank);
+        self.q_a.forward(pool, tokens.x, n, low);
+        let q_resid = sized(&mut scratch.q_resid, n * q_rank);
+        for (low, q_resid) in low.chunks(q_rank).zip(q_resid.chunks_mut(q_rank)) {
+            ops::rms_norm(low, &self.q_a_norm, NORM_EPS, q_resid);
+        }
+        self.extend_cache(pool, tokens, &mut cache.kv, &mut scratch.kv);
+        if let (Some(indexer), Some(keys)) = (&self.indexer, &mut cache.index_keys) {
+            clock.lap(Phase::Attention);
+            indexer.select(pool, tokens, q_resid, keys, &mut scratch.indexer, selection);
+            clock.lap(Phase::Indexer);
+        }
+        let head = self.nope + self.rope;
+        let q = sized(&mut scratch.q, n * self.heads * head);
+        self.q_b.matrix().matmul(pool, q_resid, n, q);
+        let values = sized(&mut scratch.values, n * self.heads * self.value);
+        let groups = self.heads / self.group;
+        let (q, tiles, selection) = (&*q, &scratch.tiles, &*selection);
+        pool.run_chunks(values, self.group * self.value, &|tile, out| {
+            let i = tile / groups;
+            let position = tokens.position + i;
+            let first = tile % groups * self.group;
+            let q = &q[(i * self.heads + first) * head..][..self.group * head];
+            let attended = match selection.row(tokens.row + i, position) {
+                Some(picked) => Attended::Some(picked),
+                None => Attended::First(position + 1),
+            };
+            tiles.with(|tile| {
+                self.attend(
+                    pool,
+                    first,
+                    q,
+                    tokens.angles_of(i),
+                    &cache.kv,
+                    attended,
+                    tile,
+                    out,
+                );
+            });
+        });
+        self.o.forward(pool, values, n, out);
+        clock.lap(Phase::Attention);
+    }
+
+    fn extend_cache(&self, pool: &Pool, tokens: Tokens, cache: &mut Rows, kv: &mut Vec<f32>) {
+        let width = self.rank + self.rope;
+        let (row, raw) = sized(kv, (tokens.n + 1) * width).split_at_mut(width);
+        self.kv_a.forward(pool, tokens.x, tokens.n, raw);
+        for (i, raw) in raw.chunks(width).enumerate() {
+            let (c, k_rope) = row.split_at_mut(self.rank);
+            ops::rms_norm(&raw[..self.rank], &self.kv_a_norm, NORM_EPS, c);
+            k_rope.copy_from_slice(&raw[self.rank..]);
+            rotate(k_rope, tokens.angles_of(i));
+            cache.push(row);
+        }
+    }
+
+    /// The outputs `out` [group, value] of the heads from `first` on for one token with queries
+    /// `q` [group, nope + rope].
+    #[allow(clippy::too_many_arguments)]
+    fn attend(
+        &self,
+        pool: &Pool,
+        first: usize,
+        q: &[f32],
+        angles: &[Angle],
+        cache: &Rows,
+        attended: Attended,
+        tile: &mut Tile,
+        out: &mut [f32],
+    ) {
+        let kv_b = self.kv_b.matrix();
+        let width = cache.width();
+        let absorbed = sized(&mut tile.q, self.group * width);
+        let queries = q.chunks(self.nope + self.rope);
+        for (j, (q, absorbed)) in queries.zip(absorbed.chunks_mut(width)).enumerate() {
+            let start = (first + j) * (self.nope + self.value);
+            let w_k = kv_b.rows(start..start + self.nope);
+            let (nope, rope) = absorbed.split_at_mut(self.rank);
+            w_k.matmul_transposed(pool, &q[..self.nope], 1, nope);
+            rope.copy_from_slice(&q[self.nope..]);
+            rotate(rope, angles);
+        }
+
+        let count = attended.len();
+        let scores = sized(&mut tile.scores, self.group * count);
+        let scale = ((self.nope + self.rope) as f32).powf(-0.5);
+        for start in (0..count).step_by(PAGE) {
+            let rows = PAGE.min(count - start);
+            let keys = attended.gather(cache, start, rows, &mut tile.rows);
+            let block = sized(&mut tile.block, self.group * rows);
+            Matrix::from_f32(keys, width).matmul(pool, absorbed, self.group, block);
+            for (scores, block) in scores.chunks_mut(count).zip(block.chunks(rows)) {
+                for (score, dot) in scores[start..].iter_mut().zip(block) {
+                    *score = dot * scale;
+                }
+            }
+        }
+        scores.chunks_mut(count).for_each(ops::softmax);
+
+        let context = sized(&mut tile.context, self.group * self.rank);
+        context.fill(0.0);
+        for start in (0..count).step_by(PAGE) {
+            for (scores, context) in scores.chunks(count).zip(context.chunks_mut(self.rank)) {
+                for i in start..count.min(start + PAGE) {
+                    let c = &cache.row(attended.position(i))[..self.rank];
+                    axpy(scores[i], c, context);
+                }
+            }
+        }
+        let contexts = context.chunks(self.rank);
+        for (j, (context, out)) in contexts.zip(out.chunks_mut(self.value)).enumerate() {
+            let start = (first + j) * (self.nope + self.value) + self.nope;
+            let w_v = kv_b.rows(start..start + self.value);
+            w_v.matmul(pool, context, 1, out);
+        }
+    }
+}
+
+/// The positions that a token attends to, ascending.
+#[derive(Clone, Copy)]
+enum Attended<'a> {
+    /// All before this one.
+    First(usize),
+    /// These.
+    Some(&'a [u32]),
+}
+
+impl Attended<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Attended::First(count) => *count,
+            Attended::Some(picked) => picked.len(),
+        }
+    }
+
+    fn position(&self, i: usize) -> usize {
+        match self {
+            Attended::First(_) => i,
+            Attended::Some(picked) => picked[i] as usize,
+        }
+    }
+
+    /// Cache rows of the attended positions `start..start + rows`, side by side; `start` is a multiple of PAGE.
+    fn gather<'a>(
+        &self,
+        cache: &'a Rows,
+        start: usize,
+        rows: usize,
+        buffer: &'a mut Vec<f32>,
+    ) -> &'a [f32] {
+        match self {
+            Attended::First(_) => cache.page(start / PAGE, rows),
+            Attended::Some(picked) => {
+                let buffer = sized(buffer, rows * cache.width());
+                let slots = buffer.chunks_mut(cache.width());
+                for (slot, position) in slots.zip(&picked[start..]) {
+                    slot.copy_from_slice(cache.row(*position as usize));
+                }
+                buffer
+            }
+        }
+    }
+}
+
+/// The largest divisor of `heads` that is at most [`MAX_GROUP`] and leaves a few tiles to share out.
+fn group_of(heads: usize) -> usize {
+    let most = MAX_GROUP.min(heads.div_ceil(4));
+    (1..=most)
+        .rev()
+        .find(|g| heads.is_multiple_of(*g))
+        .unwrap_or(1)
+}
+
+/// A weight with an optional bias.
+#[derive(Debug)]
+struct Linear {
+    weight: Weight,
+    bias: Option<Vec<f32>>,
+}
+
+impl Linear {
+    fn load(
+        loader: &mut Loader,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        bias: bool,
+    ) -> Result<Linear, WeightError> {
+        Ok(Linear {
+            weight: loader.matrix(&format!("{name}.weight"), rows, cols)?,
+            bias: bias
+                .then(|| loader.vector(&format!("{name}.bias"), rows))
+                .transpose()?,
+        })
+    }
+
+    fn forward(&self, pool: &Pool, x: &[f32], n: usize, y: &mut [f32]) {
+        self.weight.matrix().matmul(pool, x, n, y);
+        if let Some(bias) = &self.bias {
+            for y in y.chunks_mut(bias.len()) {
+                y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
+        }
+    }
+}

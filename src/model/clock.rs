@@ -1,0 +1,75 @@
+//! Where the time of a forward pass goes.
+
+use std::time::{Duration, Instant};
+
+/// A part of the forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Embedding rows.
+    Embed,
+    /// Projections, scores and values of attention, with its norm.
+    Attention,
+    /// Keys, scores and choice of the indexers.
+    Indexer,
+    /// The router of a layer and the early look at the next one's, with the norm before them.
+    Router,
+    /// Arithmetic of the routed experts.
+    Experts,
+    /// Waiting for the reads of experts.
+    IoWait,
+    /// Shared experts.
+    Shared,
+    /// MLPs of dense layers.
+    Dense,
+    /// Final norm and vocabulary projection.
+    Head,
+}
+
+impl Phase {
+    /// All phases with their names.
+    pub const ALL: [(Phase, &'static str); 9] = [
+        (Phase::Embed, "embed"),
+        (Phase::Attention, "attention"),
+        (Phase::Indexer, "indexer"),
+        (Phase::Router, "router"),
+        (Phase::Experts, "experts"),
+        (Phase::IoWait, "io_wait"),
+        (Phase::Shared, "shared"),
+        (Phase::Dense, "dense"),
+        (Phase::Head, "head"),
+    ];
+}
+
+/// Adds the time since the last lap to a phase.
+#[derive(Debug)]
+pub struct Clock {
+    last: Instant,
+    spent: [Duration; Phase::ALL.len()],
+}
+
+impl Clock {
+    /// A clock that has measured nothing.
+    pub fn new() -> Clock {
+        Clock {
+            last: Instant::now(),
+            spent: Default::default(),
+        }
+    }
+
+    /// What happened since the last lap belongs to nothing.
+    pub fn skip(&mut self) {
+        self.last = Instant::now();
+    }
+
+    /// What happened since the last lap was `phase`.
+    pub fn lap(&mut self, phase: Phase) {
+        let now = Instant::now();
+        self.spent[phase as usize] += now - self.last;
+        self.last = now;
+    }
+
+    /// Time spent in a phase so far.
+    pub fn spent(&self, phase: Phase) -> Duration {
+        self.spent[phase as usize]
+    }
+}

@@ -1,0 +1,424 @@
+//! A context and the forward pass through it.
+//!
+//! Tokens go through the model in slices, layer by layer, so that a layer's experts are read once a slice; the
+//! slice is as long as its scratch allows. Inside a layer, attention takes the slice's tokens a few at a
+//! time. No number depends on either size.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::model::attention::AttentionScratch;
+use crate::model::clock::{Clock, Phase};
+use crate::model::error::ModelError;
+use crate::model::indexer::{Selection, Tokens};
+use crate::model::kv::{KvCache, LayerCache, Rows};
+use crate::model::load::{Block, Model, Sparsity};
+use crate::model::mlp::MlpScratch;
+use crate::model::moe::{MoeScratch, Next};
+use crate::model::ops;
+use crate::model::rope::Angle;
+use crate::model::scratch::sized;
+use crate::pool::Pool;
+use crate::stream::ExpertStore;
+
+/// How a session works. None of it changes a number.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// Bytes that the buffers of a prefill may take, about.
+    pub scratch_bytes: usize,
+    /// Experts that are guessed for the next sparse layer, a token; 0 turns lookahead off.
+    pub lookahead: usize,
+    /// When this becomes true, the running call ends with [`ModelError::Stopped`] at the next layer.
+    pub stop: Option<Arc<AtomicBool>>,
+}
+
+impl SessionOptions {
+    /// The defaults for a model: 16 MiB, as many guesses as a token has experts.
+    pub fn new(config: &Config) -> SessionOptions {
+        SessionOptions {
+            scratch_bytes: 16 << 20,
+            lookahead: config.num_experts_per_tok,
+            stop: None,
+        }
+    }
+}
+
+/// What a session has done so far.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    /// Time by phase, in the order of [`Phase::ALL`].
+    pub phases: Vec<(&'static str, Duration)>,
+    /// Tokens computed.
+    pub tokens: u64,
+    /// Bytes of the KV cache, indexer keys included.
+    pub kv_bytes: u64,
+}
+
+/// How many tokens are worked on at once.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// Tokens of a slice.
+    slice: usize,
+    /// Tokens that attention takes at a time.
+    attention: usize,
+    /// Expert outputs that wait to be added.
+    slots: usize,
+    /// Tokens whose logits are computed at once.
+    head: usize,
+}
+
+impl Sizes {
+    /// Half of the scratch is the state of a slice; attention and the outputs of experts get a quarter each.
+    fn new(config: &Config, sparse: bool, scratch_bytes: usize) -> Sizes {
+        let fit = |bytes: usize, values: usize| (bytes / (4 * values)).max(1);
+        let c = config;
+        let picked = if sparse { c.index_topk } else { 0 };
+        // Residual, normed, block output, shared expert.
+        let state = 4 * c.hidden_size + picked + c.qk_rope_head_dim;
+        let output = c.hidden_size + c.moe_intermediate_size;
+        let slots = fit(scratch_bytes / 4, output);
+        let attention = c.num_attention_heads * (c.qk_head_dim() + c.v_head_dim)
+            + 2 * c.q_lora_rank
+            + c.kv_width()
+            + if sparse {
+                c.index_n_heads * (c.index_head_dim + 1)
+            } else {
+                0
+            };
+        Sizes {
+            // One expert may be chosen by every token of a slice.
+            slice: fit(scratch_bytes / 2, state).min(slots),
+            attention: fit(scratch_bytes / 4, attention),
+            slots: slots.max(c.num_experts_per_tok),
+            head: fit(scratch_bytes / 8, c.vocab_size).min(16),
+        }
+    }
+}
+
+/// One context of a model, with the store that brings its experts.
+#[derive(Debug)]
+pub struct Session<'m> {
+    model: &'m Model,
+    store: ExpertStore,
+    pool: &'m Pool,
+    options: SessionOptions,
+    sizes: Sizes,
+    /// Tokens that went through all layers.
+    len: usize,
+    cache: KvCache,
+    clock: Clock,
+    tokens: u64,
+    warned_dense: bool,
+    /// Residual [slice, hidden].
+    x: Vec<f32>,
+    /// Its norm [slice, hidden].
+    normed: Vec<f32>,
+    /// Output of a block [slice, hidden].
+    delta: Vec<f32>,
+    angles: Vec<Angle>,
+    selection: Selection,
+    attention: AttentionScratch,
+    moe: MoeScratch,
+    mlp: MlpScratch,
+    logits: Vec<f32>,
+}
+
+impl<'m> Session<'m> {
+    /// An empty context.
+    pub fn new(
+        model: &'m Model,
+        store: ExpertStore,
+        pool: &'m Pool,
+        options: SessionOptions,
+    ) -> Session<'m> {
+        let config = model.config();
+        let top_k = match model.sparsity() {
+            Sparsity::Active(top_k) => Some(top_k),
+            _ => None,
+        };
+        let sizes = Sizes::new(config, top_k.is_some(), options.scratch_bytes);
+        let layers = model.layers.iter().map(|layer| LayerCache {
+            kv: Rows::new(config.kv_width()),
+            index_keys: layer
+                .attention
+                .indexer
+                .as_ref()
+                .map(|_| Rows::new(config.index_head_dim)),
+        });
+        Session {
+            model,
+            store,
+            pool,
+            options,
+            sizes,
+            len: 0,
+            cache: KvCache {
+                layers: layers.collect(),
+            },
+            clock: Clock::new(),
+            tokens: 0,
+            warned_dense: false,
+            x: Vec::new(),
+            normed: Vec::new(),
+            delta: Vec::new(),
+            angles: Vec::new(),
+            selection: Selection::new(top_k),
+            attention: AttentionScratch::new(),
+            moe: MoeScratch::new(sizes.slots),
+            mlp: MlpScratch::default(),
+            logits: Vec::new(),
+        }
+    }
+
+    /// Appends `ids` to the context; the logits [vocab_size] after the last of them.
+    ///
+    /// # Errors
+    /// No ids, an id outside the vocabulary, an expert that cannot be read, or a stop. The context is then as
+    /// long as before, or ends with the last complete slice.
+    pub fn prefill(&mut self, ids: &[u32]) -> Result<&[f32], ModelError> {
+        self.check(ids)?;
+        let mut last = 0;
+        for slice in ids.chunks(self.sizes.slice) {
+            self.advance(slice)?;
+            last = slice.len() - 1;
+        }
+        self.clock.skip();
+        self.head(last, 1);
+        Ok(&self.logits)
+    }
+
+    /// Appends one id to the context; the logits [vocab_size] after it.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn decode(&mut self, id: u32) -> Result<&[f32], ModelError> {
+        self.prefill(&[id])
+    }
+
+    /// Appends `ids` to the context and calls `each(i, logits)` with the logits [vocab_size] after each of
+    /// them. Computes the same numbers as [`Session::decode`] on one id after the other.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn score(
+        &mut self,
+        ids: &[u32],
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), ModelError> {
+        self.check(ids)?;
+        let mut done = 0;
+        for slice in ids.chunks(self.sizes.slice) {
+            self.advance(slice)?;
+            for first in (0..slice.len()).step_by(self.sizes.head) {
+                let n = self.sizes.head.min(slice.len() - first);
+                self.clock.skip();
+                self.head(first, n);
+                let vocab = self.model.config.vocab_size;
+                for (i, logits) in self.logits.chunks(vocab).enumerate() {
+                    each(done + first + i, logits);
+                }
+            }
+            done += slice.len();
+        }
+        Ok(())
+    }
+
+    /// Tokens in the context.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the context is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Forgets the tokens from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        self.cache.truncate(self.len);
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> Stats {
+        let phase = |(phase, name)| (name, self.clock.spent(phase));
+        Stats {
+            phases: Phase::ALL.map(phase).to_vec(),
+            tokens: self.tokens,
+            kv_bytes: self.cache.bytes(),
+        }
+    }
+
+    /// The expert store.
+    pub fn store(&self) -> &ExpertStore {
+        &self.store
+    }
+
+    fn check(&self, ids: &[u32]) -> Result<(), ModelError> {
+        let vocab_size = self.model.config.vocab_size;
+        match ids.iter().find(|id| **id as usize >= vocab_size) {
+            Some(&id) => Err(ModelError::Token { id, vocab_size }),
+            None if ids.is_empty() => Err(ModelError::NoTokens),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes one slice through all layers. Its final residual is left in `x`.
+    fn advance(&mut self, ids: &[u32]) -> Result<(), ModelError> {
+        let result = self.layers(ids);
+        if result.is_ok() {
+            self.len += ids.len();
+            self.tokens += ids.len() as u64;
+            self.warn_if_dense();
+        }
+        // Of an interrupted slice some layers have rows and some have not.
+        self.cache.truncate(self.len);
+        result
+    }
+
+    fn layers(&mut self, ids: &[u32]) -> Result<(), ModelError> {
+        let n = ids.len();
+        let model = self.model;
+        self.clock.skip();
+        let x = sized(&mut self.x, n * model.config.hidden_size);
+        x.fill(0.0);
+        for (id, x) in ids.iter().zip(x.chunks_mut(model.config.hidden_size)) {
+            model.embed.matrix().add_row(*id as usize, 1.0, x);
+        }
+        self.angles.clear();
+        for position in self.len..self.len + n {
+            model.rope.angles(position, &mut self.angles);
+        }
+        self.selection.prepare(n, self.len + n - 1);
+        self.clock.lap(Phase::Embed);
+        for layer in 0..model.layers.len() {
+            if let Some(stop) = &self.options.stop
+                && stop.load(Ordering::Relaxed)
+            {
+                return Err(ModelError::Stopped);
+            }
+            self.attend(layer, n);
+            self.feed_forward(layer, n)?;
+        }
+        Ok(())
+    }
+
+    /// x += attention(norm(x)).
+    fn attend(&mut self, layer: usize, n: usize) {
+        let model = self.model;
+        let hidden = model.config.hidden_size;
+        let pairs = model.config.qk_rope_head_dim / 2;
+        let (weights, cache) = (&model.layers[layer], &mut self.cache.layers[layer]);
+        for row in (0..n).step_by(self.sizes.attention) {
+            let count = self.sizes.attention.min(n - row);
+            let x = &mut self.x[row * hidden..(row + count) * hidden];
+            let normed = sized(&mut self.normed, count * hidden);
+            norm_rows(x, &weights.input_norm, model.config.rms_norm_eps, normed);
+            let tokens = Tokens {
+                n: count,
+                row,
+                position: self.len + row,
+                x: normed,
+                angles: &self.angles[row * pairs..(row + count) * pairs],
+            };
+            let delta = sized(&mut self.delta, count * hidden);
+            weights.attention.forward(
+                self.pool,
+                &mut self.clock,
+                tokens,
+                cache,
+                &mut self.selection,
+                &mut self.attention,
+                delta,
+            );
+            x.iter_mut().zip(&*delta).for_each(|(x, d)| *x += d);
+        }
+        self.clock.lap(Phase::Attention);
+    }
+
+    /// x += mlp(norm(x)).
+    fn feed_forward(&mut self, layer: usize, n: usize) -> Result<(), ModelError> {
+        let model = self.model;
+        let hidden = model.config.hidden_size;
+        let weights = &model.layers[layer];
+        let x = &mut self.x[..n * hidden];
+        let normed = sized(&mut self.normed, n * hidden);
+        norm_rows(x, &weights.post_norm, model.config.rms_norm_eps, normed);
+        let delta = sized(&mut self.delta, n * hidden);
+        match &weights.mlp {
+            Block::Dense(mlp) => {
+                mlp.forward(self.pool, normed, &mut self.mlp, delta);
+                self.clock.lap(Phase::Dense);
+            }
+            Block::Sparse(moe) => {
+                let next = next_sparse(model, layer, self.options.lookahead);
+                moe.forward(
+                    self.pool,
+                    &mut self.clock,
+                    &mut self.store,
+                    normed,
+                    x,
+                    n,
+                    next,
+                    &mut self.moe,
+                    delta,
+                )?;
+            }
+        }
+        x.iter_mut().zip(&*delta).for_each(|(x, d)| *x += d);
+        Ok(())
+    }
+
+    /// Fills `logits` [n, vocab_size] for the rows of `x` from `first` on.
+    fn head(&mut self, first: usize, n: usize) {
+        let model = self.model;
+        let hidden = model.config.hidden_size;
+        let x = &self.x[first * hidden..(first + n) * hidden];
+        let normed = sized(&mut self.normed, n * hidden);
+        norm_rows(x, &model.norm, model.config.rms_norm_eps, normed);
+        self.logits.resize(n * model.config.vocab_size, 0.0);
+        let head = model.head().matrix();
+        head.matmul(self.pool, normed, n, &mut self.logits);
+        self.clock.lap(Phase::Head);
+    }
+
+    /// Says once that a long context is attended densely by a model that was made for sparse attention.
+    fn warn_if_dense(&mut self) {
+        let top_k = self.model.config.index_topk;
+        if self.warned_dense || self.len <= top_k {
+            return;
+        }
+        self.warned_dense = true;
+        let why = match self.model.sparsity() {
+            Sparsity::Active(_) | Sparsity::Zero => return,
+            Sparsity::Off => "sparse attention is switched off",
+            Sparsity::Absent => "the model has no indexer tensors",
+        };
+        tracing::warn!("attention stays dense beyond {top_k} tokens: {why}");
+    }
+}
+
+fn norm_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let rows = x.chunks(weight.len()).zip(out.chunks_mut(weight.len()));
+    rows.for_each(|(x, out)| ops::rms_norm(x, weight, eps, out));
+}
+
+/// The sparse layer after `layer`, if its experts are to be guessed.
+fn next_sparse(model: &Model, layer: usize, guesses: usize) -> Option<Next<'_>> {
+    if guesses == 0 {
+        return None;
+    }
+    let mut later = model.layers.iter().enumerate().skip(layer + 1);
+    later.find_map(|(layer, weights)| match &weights.mlp {
+        Block::Dense(_) => None,
+        Block::Sparse(moe) => Some(Next {
+            layer,
+            norm: &weights.post_norm,
+            eps: model.config.rms_norm_eps,
+            router: &moe.router,
+            guesses,
+        }),
+    })
+}

@@ -1,0 +1,254 @@
+//! Sparse attention (DSA): which earlier positions a token attends to.
+//!
+//! A full layer scores every earlier position with a few light heads and keeps the best `index_topk`; the
+//! shared layers after it reuse that choice. Up to `index_topk` positions attention is dense, but the keys
+//! are kept from the first token on, because later tokens will score them.
+
+use crate::config::Config;
+use crate::model::kv::{PAGE, Rows};
+use crate::model::ops;
+use crate::model::rope::{Angle, rotate};
+use crate::model::scratch::{Shelf, sized};
+use crate::model::topk::top_k;
+use crate::pool::Pool;
+use crate::quant::Matrix;
+use crate::weight::{Loader, Weight, WeightError};
+
+/// Epsilon of the key norm, fixed by the architecture.
+const NORM_EPS: f32 = 1e-6;
+/// Positions that one tile scores: a whole number of pages.
+const RUN: usize = 16 * PAGE;
+/// Scores held at a time, in values. One token's scores may exceed it in a very long context.
+const MAX_SCORES: usize = 1 << 19;
+
+/// The positions that each token of a slice attends to.
+#[derive(Debug)]
+pub struct Selection {
+    /// Positions kept a token; `None` when attention is dense.
+    top_k: Option<usize>,
+    /// [tokens, top_k]; the rows of tokens with at most top_k positions are left over.
+    picked: Vec<u32>,
+}
+
+impl Selection {
+    /// A selection of `top_k` positions a token, or of all.
+    pub fn new(top_k: Option<usize>) -> Selection {
+        Selection {
+            top_k,
+            picked: Vec::new(),
+        }
+    }
+
+    /// Makes room for `tokens` tokens, the last at position `last`.
+    pub fn prepare(&mut self, tokens: usize, last: usize) {
+        if let Some(top_k) = self.top_k.filter(|k| last >= *k) {
+            self.picked.resize(tokens * top_k, 0);
+        }
+    }
+
+    /// What token `row` at `position` attends to, ascending; `None` for all positions up to its own.
+    pub fn row(&self, row: usize, position: usize) -> Option<&[u32]> {
+        let top_k = self.top_k.filter(|k| position >= *k)?;
+        Some(&self.picked[row * top_k..(row + 1) * top_k])
+    }
+}
+
+/// The indexer of a full layer.
+#[derive(Debug)]
+pub struct Indexer {
+    wq_b: Weight,
+    wk: Weight,
+    weights_proj: Weight,
+    norm_weight: Vec<f32>,
+    norm_bias: Vec<f32>,
+    heads: usize,
+    width: usize,
+}
+
+/// Scratch of an indexer.
+#[derive(Debug)]
+pub struct IndexerScratch {
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    weights: Vec<f32>,
+    scores: Vec<f32>,
+    /// Scores by head of one page.
+    heads: Shelf<Vec<f32>>,
+    /// Candidates of one token.
+    candidates: Shelf<Vec<u32>>,
+}
+
+impl IndexerScratch {
+    /// No scratch yet.
+    pub fn new() -> IndexerScratch {
+        IndexerScratch {
+            queries: Vec::new(),
+            keys: Vec::new(),
+            weights: Vec::new(),
+            scores: Vec::new(),
+            heads: Shelf::new(),
+            candidates: Shelf::new(),
+        }
+    }
+}
+
+/// Some tokens of a slice, on their way through the attention of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a> {
+    /// Their number.
+    pub n: usize,
+    /// Index of the first in the slice.
+    pub row: usize,
+    /// Position of the first in the context.
+    pub position: usize,
+    /// The normed residual [n, hidden].
+    pub x: &'a [f32],
+    /// Angles of their positions, [n, qk_rope_head_dim / 2].
+    pub angles: &'a [Angle],
+}
+
+impl<'a> Tokens<'a> {
+    /// The angles of token `i`.
+    pub fn angles_of(&self, i: usize) -> &'a [Angle] {
+        let pairs = self.angles.len() / self.n;
+        &self.angles[i * pairs..(i + 1) * pairs]
+    }
+}
+
+impl Indexer {
+    /// Name of a tensor that is there exactly when the indexer is.
+    pub fn marker(prefix: &str) -> String {
+        format!("{prefix}.wq_b.weight")
+    }
+
+    /// Loads `{prefix}.{wq_b,wk,weights_proj}.weight` and `{prefix}.k_norm.{weight,bias}`.
+    pub fn load(
+        loader: &mut Loader,
+        prefix: &str,
+        config: &Config,
+    ) -> Result<Indexer, WeightError> {
+        let (heads, width) = (config.index_n_heads, config.index_head_dim);
+        let hidden = config.hidden_size;
+        Ok(Indexer {
+            wq_b: loader.matrix(&Indexer::marker(prefix), heads * width, config.q_lora_rank)?,
+            wk: loader.matrix(&format!("{prefix}.wk.weight"), width, hidden)?,
+            weights_proj: loader.matrix(&format!("{prefix}.weights_proj.weight"), heads, hidden)?,
+            norm_weight: loader.vector(&format!("{prefix}.k_norm.weight"), width)?,
+            norm_bias: loader.vector(&format!("{prefix}.k_norm.bias"), width)?,
+            heads,
+            width,
+        })
+    }
+
+    /// Adds the tokens' keys to `keys`, and chooses the positions of those that have too many.
+    /// `q_resid` is the normed low-rank query [n, q_lora_rank].
+    pub fn select(
+        &self,
+        pool: &Pool,
+        tokens: Tokens,
+        q_resid: &[f32],
+        keys: &mut Rows,
+        scratch: &mut IndexerScratch,
+        selection: &mut Selection,
+    ) {
+        self.add_keys(pool, tokens, keys, scratch);
+        let Some(top_k) = selection.top_k else { return };
+        // Earlier tokens are dense: they come first, and nothing is computed for them.
+        let dense = top_k.saturating_sub(tokens.position).min(tokens.n);
+        if dense == tokens.n {
+            return;
+        }
+        let n = tokens.n;
+        let queries = sized(&mut scratch.queries, n * self.heads * self.width);
+        self.wq_b.matrix().matmul(pool, q_resid, n, queries);
+        for (i, heads) in queries.chunks_mut(self.heads * self.width).enumerate() {
+            for head in heads.chunks_mut(self.width) {
+                rotate(head, tokens.angles_of(i));
+            }
+        }
+        let weights = sized(&mut scratch.weights, n * self.heads);
+        let weights_proj = self.weights_proj.matrix();
+        weights_proj.matmul(pool, tokens.x, n, weights);
+        let scale = (self.heads as f32).powf(-0.5);
+        weights.iter_mut().for_each(|w| *w *= scale);
+
+        let stride = (tokens.position + n).next_multiple_of(RUN);
+        let batch = (MAX_SCORES / stride).clamp(1, n - dense);
+        for first in (dense..n).step_by(batch) {
+            let count = batch.min(n - first);
+            let scores = sized(&mut scratch.scores, count * stride);
+            let runs = stride / RUN;
+            pool.run_chunks(scores, RUN, &|tile, scores| {
+                let i = first + tile / runs;
+                let query = i * self.heads * self.width..(i + 1) * self.heads * self.width;
+                let weights = &weights[i * self.heads..(i + 1) * self.heads];
+                let start = tile % runs * RUN;
+                let end = (tokens.position + i + 1).min(start + RUN);
+                scratch.heads.with(|by_head| {
+                    self.score(
+                        pool,
+                        &queries[query],
+                        weights,
+                        keys,
+                        start..end,
+                        by_head,
+                        scores,
+                    );
+                });
+            });
+            let picked = &mut selection.picked[(tokens.row + first) * top_k..][..count * top_k];
+            pool.run_chunks(picked, top_k, &|tile, picked| {
+                let positions = tokens.position + first + tile + 1;
+                let scores = &scores[tile * stride..][..positions];
+                scratch.candidates.with(|candidates| {
+                    top_k_positions(scores, top_k, candidates, picked);
+                });
+            });
+        }
+    }
+
+    fn add_keys(&self, pool: &Pool, tokens: Tokens, keys: &mut Rows, scratch: &mut IndexerScratch) {
+        let raw = sized(&mut scratch.keys, (tokens.n + 1) * self.width);
+        let (key, raw) = raw.split_at_mut(self.width);
+        self.wk.matrix().matmul(pool, tokens.x, tokens.n, raw);
+        for (i, raw) in raw.chunks(self.width).enumerate() {
+            ops::layer_norm(raw, &self.norm_weight, &self.norm_bias, NORM_EPS, key);
+            rotate(key, tokens.angles_of(i));
+            keys.push(key);
+        }
+    }
+
+    /// Scores of the positions `range` (which starts at a page) for one token, to `scores[0..]`:
+    /// the sum over heads of relu(q.k / sqrt(width)) * weight.
+    #[allow(clippy::too_many_arguments)]
+    fn score(
+        &self,
+        pool: &Pool,
+        query: &[f32],
+        weights: &[f32],
+        keys: &Rows,
+        range: std::ops::Range<usize>,
+        by_head: &mut Vec<f32>,
+        scores: &mut [f32],
+    ) {
+        let scale = (self.width as f32).powf(-0.5);
+        for start in range.clone().step_by(PAGE) {
+            let rows = PAGE.min(range.end - start);
+            let page = Matrix::from_f32(keys.page(start / PAGE, rows), self.width);
+            let by_head = sized(by_head, self.heads * rows);
+            page.matmul(pool, query, self.heads, by_head);
+            let scores = &mut scores[start - range.start..][..rows];
+            scores.fill(0.0);
+            for (by_head, weight) in by_head.chunks(rows).zip(weights) {
+                for (score, dot) in scores.iter_mut().zip(by_head) {
+                    *score += (dot * scale).max(0.0) * weight;
+                }
+            }
+        }
+    }
+}
+
+fn top_k_positions(scores: &[f32], k: usize, candidates: &mut Vec<u32>, picked: &mut [u32]) {
+    top_k(scores, k, candidates);
+    picked.copy_from_slice(candidates);
+}

@@ -1,0 +1,165 @@
+//! The resident part of a model, and how it gets into memory.
+
+use crate::config::{Config, IndexerKind, MlpKind};
+use crate::model::attention::Attention;
+use crate::model::error::ModelError;
+use crate::model::indexer::Indexer;
+use crate::model::mlp::Mlp;
+use crate::model::moe::Moe;
+use crate::model::rope::Rope;
+use crate::shards::Shards;
+use crate::weight::{Loader, Weight, WeightError};
+
+/// Choices at load.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// Whether sparse attention is used where the model has it.
+    pub dsa: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> LoadOptions {
+        LoadOptions { dsa: true }
+    }
+}
+
+/// Whether attention is sparse, and if not, why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sparsity {
+    /// Beyond this many positions, only as many are attended.
+    Active(usize),
+    /// The config has `index_topk` 0.
+    Zero,
+    /// Switched off.
+    Off,
+    /// The model has no indexer tensors.
+    Absent,
+}
+
+/// A model's resident weights.
+#[derive(Debug)]
+pub struct Model {
+    pub(super) config: Config,
+    pub(super) embed: Weight,
+    pub(super) layers: Vec<Layer>,
+    pub(super) norm: Vec<f32>,
+    /// `None` when the embedding serves as the head.
+    head: Option<Weight>,
+    pub(super) rope: Rope,
+    sparsity: Sparsity,
+    resident_bytes: u64,
+}
+
+/// A decoder layer.
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub input_norm: Vec<f32>,
+    pub attention: Attention,
+    pub post_norm: Vec<f32>,
+    pub mlp: Block,
+}
+
+/// The feed-forward block of a layer.
+#[derive(Debug)]
+pub(super) enum Block {
+    Dense(Mlp),
+    Sparse(Moe),
+}
+
+impl Model {
+    /// Loads every resident tensor of the model that `config` describes. Routed experts are not touched.
+    ///
+    /// # Errors
+    /// The first tensor that is missing, has another shape than the config implies, is of a type that
+    /// no matrix product takes, or cannot be read.
+    pub fn load(
+        shards: &Shards,
+        config: Config,
+        options: LoadOptions,
+    ) -> Result<Model, ModelError> {
+        let mut loader = Loader::new(shards);
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let sparsity = sparsity(&loader, &config, options);
+        let embed = loader.matrix("model.embed_tokens.weight", vocab, hidden)?;
+        let layers = (0..config.num_hidden_layers)
+            .map(|i| load_layer(&mut loader, &config, i, sparsity))
+            .collect::<Result<_, WeightError>>()?;
+        let norm = loader.vector("model.norm.weight", hidden)?;
+        let head = (!config.tie_word_embeddings)
+            .then(|| loader.matrix("lm_head.weight", vocab, hidden))
+            .transpose()?;
+        Ok(Model {
+            embed,
+            layers,
+            norm,
+            head,
+            rope: Rope::new(config.rope_theta, config.qk_rope_head_dim),
+            sparsity,
+            resident_bytes: loader.bytes(),
+            config,
+        })
+    }
+
+    /// The hyperparameters.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Bytes of the resident weights.
+    pub fn resident_bytes(&self) -> u64 {
+        self.resident_bytes
+    }
+
+    /// Whether attention is sparse.
+    pub fn sparsity(&self) -> Sparsity {
+        self.sparsity
+    }
+
+    pub(super) fn head(&self) -> &Weight {
+        self.head.as_ref().unwrap_or(&self.embed)
+    }
+}
+
+fn attention_prefix(layer: usize) -> String {
+    format!("model.layers.{layer}.self_attn")
+}
+
+/// Sparse attention needs the indexer of every full layer: if any has its tensors, all must.
+fn sparsity(loader: &Loader, config: &Config, options: LoadOptions) -> Sparsity {
+    let marker = |layer| Indexer::marker(&format!("{}.indexer", attention_prefix(layer)));
+    let full = |layer: &usize| config.indexer[*layer] == IndexerKind::Full;
+    let mut full_layers = (0..config.num_hidden_layers).filter(full);
+    if config.index_topk == 0 {
+        Sparsity::Zero
+    } else if !options.dsa {
+        Sparsity::Off
+    } else if full_layers.any(|layer| loader.has(&marker(layer))) {
+        Sparsity::Active(config.index_topk)
+    } else {
+        Sparsity::Absent
+    }
+}
+
+fn load_layer(
+    loader: &mut Loader,
+    config: &Config,
+    layer: usize,
+    sparsity: Sparsity,
+) -> Result<Layer, WeightError> {
+    let prefix = format!("model.layers.{layer}");
+    let hidden = config.hidden_size;
+    let with_indexer =
+        matches!(sparsity, Sparsity::Active(_)) && config.indexer[layer] == IndexerKind::Full;
+    let mlp = format!("{prefix}.mlp");
+    Ok(Layer {
+        input_norm: loader.vector(&format!("{prefix}.input_layernorm.weight"), hidden)?,
+        attention: Attention::load(loader, &attention_prefix(layer), config, with_indexer)?,
+        post_norm: loader.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden)?,
+        mlp: match config.mlp[layer] {
+            MlpKind::Dense => {
+                Block::Dense(Mlp::load(loader, &mlp, config, config.intermediate_size)?)
+            }
+            MlpKind::Sparse => Block::Sparse(Moe::load(loader, &mlp, config, layer)?),
+        },
+    })
+}

@@ -1,0 +1,58 @@
+//! The gated MLP: down(silu(gate(x)) * up(x)).
+
+use crate::config::Config;
+use crate::model::ops;
+use crate::model::scratch::sized;
+use crate::pool::Pool;
+use crate::weight::{Loader, Weight, WeightError};
+
+/// Columns that go through the wide middle at once, to bound its scratch.
+pub const COLUMNS: usize = 16;
+
+/// A resident MLP: that of a dense layer, or a shared expert.
+#[derive(Debug)]
+pub struct Mlp {
+    gate: Weight,
+    up: Weight,
+    down: Weight,
+}
+
+/// Scratch of an MLP: [`COLUMNS`] times its width, twice.
+#[derive(Debug, Default)]
+pub struct MlpScratch {
+    gate: Vec<f32>,
+    up: Vec<f32>,
+}
+
+impl Mlp {
+    /// Loads `{prefix}.{gate,up,down}_proj.weight` of width `intermediate`.
+    pub fn load(
+        loader: &mut Loader,
+        prefix: &str,
+        config: &Config,
+        intermediate: usize,
+    ) -> Result<Mlp, WeightError> {
+        let hidden = config.hidden_size;
+        Ok(Mlp {
+            gate: loader.matrix(&format!("{prefix}.gate_proj.weight"), intermediate, hidden)?,
+            up: loader.matrix(&format!("{prefix}.up_proj.weight"), intermediate, hidden)?,
+            down: loader.matrix(&format!("{prefix}.down_proj.weight"), hidden, intermediate)?,
+        })
+    }
+
+    /// `out` [n, hidden] of `x` [n, hidden].
+    pub fn forward(&self, pool: &Pool, x: &[f32], scratch: &mut MlpScratch, out: &mut [f32]) {
+        let (gate, up, down) = (self.gate.matrix(), self.up.matrix(), self.down.matrix());
+        let hidden = gate.cols;
+        let columns = COLUMNS * hidden;
+        for (x, out) in x.chunks(columns).zip(out.chunks_mut(columns)) {
+            let n = x.len() / hidden;
+            let g = sized(&mut scratch.gate, n * gate.rows);
+            let u = sized(&mut scratch.up, n * gate.rows);
+            gate.matmul(pool, x, n, g);
+            up.matmul(pool, x, n, u);
+            ops::silu_mul(g, u);
+            down.matmul(pool, g, n, out);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Which experts a token uses, and how much.
+
+use crate::config::Config;
+use crate::model::ops;
+use crate::model::scratch::sized;
+use crate::model::topk::top_k;
+use crate::pool::Pool;
+use crate::weight::{Loader, Weight, WeightError};
+
+/// One expert of one token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Expert id.
+    pub expert: u32,
+    /// Factor on the expert's output.
+    pub weight: f32,
+}
+
+/// The router of a sparse layer.
+#[derive(Debug)]
+pub struct Router {
+    weight: Weight,
+    /// Added to the scores for the choice only, not to the weights.
+    bias: Vec<f32>,
+    top_k: usize,
+    normalise: bool,
+    scale: f32,
+}
+
+/// Scratch of a router.
+#[derive(Debug, Default)]
+pub struct RouterScratch {
+    scores: Vec<f32>,
+    biased: Vec<f32>,
+    picked: Vec<u32>,
+}
+
+impl Router {
+    /// Loads `{prefix}.weight` and `{prefix}.e_score_correction_bias`.
+    pub fn load(loader: &mut Loader, prefix: &str, config: &Config) -> Result<Router, WeightError> {
+        let experts = config.n_routed_experts;
+        Ok(Router {
+            weight: loader.matrix(&format!("{prefix}.weight"), experts, config.hidden_size)?,
+            bias: loader.vector(&format!("{prefix}.e_score_correction_bias"), experts)?,
+            top_k: config.num_experts_per_tok,
+            normalise: config.norm_topk_prob,
+            scale: config.routed_scaling_factor,
+        })
+    }
+
+    /// The experts of each of the n tokens `x` [n, hidden]: `choices` becomes [n, top_k], ascending by
+    /// expert id within a token.
+    pub fn route(
+        &self,
+        pool: &Pool,
+        x: &[f32],
+        n: usize,
+        scratch: &mut RouterScratch,
+        choices: &mut Vec<Choice>,
+    ) {
+        choices.clear();
+        self.pick(pool, x, n, self.top_k, scratch, |picked, scores| {
+            let start = choices.len();
+            choices.extend(picked.iter().map(|&expert| Choice {
+                expert,
+                weight: scores[expert as usize],
+            }));
+            let chosen = &mut choices[start..];
+            if self.normalise {
+                let sum = chosen.iter().map(|c| c.weight).sum::<f32>() + 1e-20;
+                chosen.iter_mut().for_each(|c| c.weight /= sum);
+            }
+            chosen.iter_mut().for_each(|c| c.weight *= self.scale);
+        });
+    }
+
+    /// The `k` best experts of any of the n tokens `x` [n, hidden]: `ids` becomes their union, ascending.
+    pub fn union(
+        &self,
+        pool: &Pool,
+        x: &[f32],
+        n: usize,
+        k: usize,
+        scratch: &mut RouterScratch,
+        ids: &mut Vec<u32>,
+    ) {
+        ids.clear();
+        self.pick(pool, x, n, k, scratch, |picked, _| {
+            ids.extend_from_slice(picked)
+        });
+        ids.sort_unstable();
+        ids.dedup();
+    }
+
+    /// Calls `each(picked, scores)` for every token.
+    fn pick(
+        &self,
+        pool: &Pool,
+        x: &[f32],
+        n: usize,
+        k: usize,
+        scratch: &mut RouterScratch,
+        mut each: impl FnMut(&[u32], &[f32]),
+    ) {
+        let experts = self.bias.len();
+        let scores = sized(&mut scratch.scores, n * experts);
+        self.weight.matrix().matmul(pool, x, n, scores);
+        for scores in scores.chunks_mut(experts) {
+            scores.iter_mut().for_each(|s| *s = ops::sigmoid(*s));
+            scratch.biased.clear();
+            let biased = scores.iter().zip(&self.bias).map(|(s, b)| s + b);
+            scratch.biased.extend(biased);
+            top_k(&scratch.biased, k, &mut scratch.picked);
+            each(&scratch.picked, scores);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The model against the reference: greedy tokens, the argmax at every position and the last logits of every
+//! fixture, and the invariants that the logits are bit-identical for.
+
+use std::path::{Path, PathBuf};
+
+use colibri_uring::config::Config;
+use colibri_uring::model::{LoadOptions, Model, Session, SessionOptions};
+use colibri_uring::pool::Pool;
+use colibri_uring::shards::Shards;
+use colibri_uring::stream::ExpertStore;
+use colibri_uring::stream::catalog::Catalog;
+use serde_json::Value;
+
+struct Fixture {
+    name: String,
+    expected: Value,
+    config: Config,
+    shards: Shards,
+}
+
+/// Every directory under `tests/fixtures` with an `expected.json`; its subdirectories, if any, are a split model.
+fn fixtures() -> Vec<Fixture> {
+    let root = match std::env::var_os("COLIBRI_FIXTURES") {
+        Some(dir) => PathBuf::from(dir),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"),
+    };
+    let mut dirs = entries(&root);
+    dirs.retain(|dir| dir.join("expected.json").is_file());
+    assert!(!dirs.is_empty(), "no fixtures in {}", root.display());
+    dirs.iter().map(|dir| open(dir)).collect()
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let mut dirs: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .collect();
+    dirs.sort();
+    dirs
+}
+
+fn open(dir: &Path) -> Fixture {
+    let name = dir.file_name().unwrap().to_str().unwrap().to_string();
+    let mut parts = entries(dir);
+    parts.retain(|part| part.is_dir());
+    if parts.is_empty() {
+        parts.push(dir.to_path_buf());
+    }
+    let text = std::fs::read(dir.join("expected.json")).unwrap();
+    Fixture {
+        expected: serde_json::from_slice(&text).unwrap(),
+        config: Config::load(&parts[0]).unwrap_or_else(|e| panic!("{name}: {e}")),
+        shards: Shards::open(&parts).unwrap_or_else(|e| panic!("{name}: {e}")),
+        name,
+    }
+}
+
+impl Fixture {
+    fn model(&self) -> Model {
+        Model::load(&self.shards, self.config.clone(), LoadOptions::default())
+            .unwrap_or_else(|e| panic!("{}: {e}", self.name))
+    }
+
+    fn store(&self) -> ExpertStore {
+        let catalog = Catalog::new(&self.shards, &self.config);
+        ExpertStore::new(
+            self.shards.files().to_vec(),
+            catalog.unwrap_or_else(|e| panic!("{}: {e}", self.name)),
+        )
+    }
+
+    fn ids(&self, path: &str) -> Vec<u32> {
+        let list = self.expected.pointer(path).unwrap().as_array().unwrap();
+        list.iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    }
+
+    fn floats(&self, path: &str) -> Vec<f32> {
+        let list = self.expected.pointer(path).unwrap().as_array().unwrap();
+        list.iter().map(|x| x.as_f64().unwrap() as f32).collect()
+    }
+
+    /// The ids that the score in `expected.json` is about.
+    fn scored(&self) -> Vec<u32> {
+        self.ids("/score/ids")
+    }
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    let better = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
+    (0..logits.len()).fold(0, better) as u32
+}
+
+fn difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter()
+        .zip(b)
+        .fold(0.0, |max, (a, b)| (a - b).abs().max(max))
+}
+
+#[test]
+fn greedy_tokens_equal_the_reference() {
+    let pool = Pool::new(2);
+    for fixture in fixtures() {
+        let (model, store) = (fixture.model(), fixture.store());
+        let options = SessionOptions::new(model.config());
+        let mut session = Session::new(&model, store, &pool, options);
+        let expected = fixture.ids("/token_ids");
+        let mut tokens = Vec::new();
+        let mut id = argmax(session.prefill(&fixture.ids("/prompt_ids")).unwrap());
+        while tokens.len() < expected.len() {
+            tokens.push(id);
+            if tokens.len() < expected.len() {
+                assert!(
+                    !fixture.config.eos_token_ids.contains(&id),
+                    "{}",
+                    fixture.name
+                );
+            }
+            id = argmax(session.decode(id).unwrap());
+        }
+        assert_eq!(tokens, expected, "{}", fixture.name);
+    }
+}
+
+#[test]
+fn scores_equal_the_reference() {
+    let pool = Pool::new(2);
+    for fixture in fixtures() {
+        let (model, store) = (fixture.model(), fixture.store());
+        let options = SessionOptions::new(model.config());
+        let mut session = Session::new(&model, store, &pool, options);
+        let (mut best, mut last) = (Vec::new(), Vec::new());
+        session
+            .score(&fixture.scored(), |_, logits| {
+                best.push(argmax(logits));
+                last = logits.to_vec();
+            })
+            .unwrap();
+        assert_eq!(best, fixture.ids("/score/argmax"), "{}", fixture.name);
+        let error = difference(&last, &fixture.floats("/score/last_logits"));
+        println!("{}: largest logit error {error:e}", fixture.name);
+        assert!(error < 1e-3, "{}: {error}", fixture.name);
+    }
+}
+
+#[test]
+fn logits_are_bit_identical_however_the_work_is_cut() {
+    for fixture in fixtures() {
+        let model = fixture.model();
+        let ids = fixture.scored();
+        let run = |threads, scratch_bytes, lookahead, cut: usize| {
+            let pool = Pool::new(threads);
+            let mut options = SessionOptions::new(model.config());
+            options.scratch_bytes = scratch_bytes;
+            options.lookahead = lookahead;
+            let mut session = Session::new(&model, fixture.store(), &pool, options);
+            let mut bits = Vec::new();
+            for ids in ids.chunks(cut) {
+                let take = |_, logits: &[f32]| bits.extend(logits.iter().map(|x| x.to_bits()));
+                session.score(ids, take).unwrap();
+            }
+            bits
+        };
+        let reference = run(1, 16 << 20, 4, usize::MAX);
+        for (threads, scratch_bytes, lookahead, cut) in [
+            (2, 16 << 20, 0, 1),
+            (2, 0, 4, 7),
+            (3, 20_000, 1, usize::MAX),
+            (1, 100_000, 2, 3),
+        ] {
+            assert!(
+                run(threads, scratch_bytes, lookahead, cut) == reference,
+                "{}: {threads} threads, {scratch_bytes} bytes, cut {cut}",
+                fixture.name
+            );
+        }
+    }
+}
+
+#[test]
+fn truncated_tokens_leave_no_trace() {
+    let pool = Pool::new(2);
+    for fixture in fixtures() {
+        let model = fixture.model();
+        let ids = fixture.scored();
+        let new = || {
+            let options = SessionOptions::new(model.config());
+            Session::new(&model, fixture.store(), &pool, options)
+        };
+        let keep = ids.len() / 2;
+        let mut straight = new();
+        let expected = straight.prefill(&ids).unwrap();
+        let mut session = new();
+        session.prefill(&ids).unwrap();
+        session.truncate(keep);
+        session.prefill(&[1, 2, 3]).unwrap();
+        session.truncate(keep);
+        assert_eq!(session.len(), keep);
+        let logits = session.prefill(&ids[keep..]).unwrap();
+        assert!(logits == expected, "{}", fixture.name);
+    }
+}
