@@ -2,13 +2,17 @@
 //! fixture, and the invariants that the logits are bit-identical for.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use colibri_ring::engine::Options;
+use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
-use colibri_uring::model::{LoadOptions, Model, Session, SessionOptions};
+use colibri_uring::model::{LoadOptions, Model, ModelError, Session, SessionOptions, Sparsity};
 use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
-use colibri_uring::stream::ExpertStore;
-use colibri_uring::stream::catalog::Catalog;
+use colibri_uring::stream::slots::Budget;
+use colibri_uring::stream::{Catalog, ExpertStore, Lookahead, StoreOptions};
 use serde_json::Value;
 
 struct Fixture {
@@ -63,10 +67,16 @@ impl Fixture {
 
     fn store(&self) -> ExpertStore {
         let catalog = Catalog::new(&self.shards, &self.config);
-        ExpertStore::new(
-            self.shards.files().to_vec(),
-            catalog.unwrap_or_else(|e| panic!("{}: {e}", self.name)),
-        )
+        let catalog = catalog.unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        let options = StoreOptions {
+            budget: Budget::SlotsPerLayer(1),
+            lookahead: Lookahead::Auto,
+            direct: DirectMode::Auto,
+            engine: Options::default(),
+        };
+        let top_k = self.config.num_experts_per_tok;
+        ExpertStore::new(&self.shards, catalog, top_k, options)
+            .unwrap_or_else(|e| panic!("{}: {e}", self.name))
     }
 
     fn ids(&self, path: &str) -> Vec<u32> {
@@ -77,11 +87,6 @@ impl Fixture {
     fn floats(&self, path: &str) -> Vec<f32> {
         let list = self.expected.pointer(path).unwrap().as_array().unwrap();
         list.iter().map(|x| x.as_f64().unwrap() as f32).collect()
-    }
-
-    /// The ids that the score in `expected.json` is about.
-    fn scored(&self) -> Vec<u32> {
-        self.ids("/score/ids")
     }
 }
 
@@ -102,7 +107,7 @@ fn greedy_tokens_equal_the_reference() {
     let pool = Pool::new(2);
     for fixture in fixtures() {
         let (model, store) = (fixture.model(), fixture.store());
-        let options = SessionOptions::new(model.config());
+        let options = SessionOptions::default();
         let mut session = Session::new(&model, store, &pool, options);
         let expected = fixture.ids("/token_ids");
         let mut tokens = Vec::new();
@@ -122,35 +127,99 @@ fn greedy_tokens_equal_the_reference() {
     }
 }
 
+/// Compares a score with the record `expected` of the fixture; the largest error of the last logits.
+fn check_score(fixture: &Fixture, model: &Model, expected: &str) -> f32 {
+    let pool = Pool::new(2);
+    let options = SessionOptions::default();
+    let mut session = Session::new(model, fixture.store(), &pool, options);
+    let ids = fixture.ids("/score/ids");
+    let (mut best, mut last, mut logprobs) = (Vec::new(), Vec::new(), Vec::new());
+    let each = |i: usize, logits: &[f32]| {
+        best.push(argmax(logits));
+        last = logits.to_vec();
+        if let Some(next) = ids.get(i + 1) {
+            let sum: f64 = logits.iter().map(|x| f64::from(*x).exp()).sum();
+            logprobs.push((f64::from(logits[*next as usize]) - sum.ln()) as f32);
+        }
+    };
+    session.score(&ids, each).unwrap();
+    let name = &fixture.name;
+    assert_eq!(best, fixture.ids(&format!("{expected}/argmax")), "{name}");
+    let error = difference(&logprobs, &fixture.floats(&format!("{expected}/logprobs")));
+    assert!(error < 1e-3, "{name}: logprobs differ by {error}");
+    let error = difference(&last, &fixture.floats(&format!("{expected}/last_logits")));
+    assert!(error < 1e-3, "{name}: logits differ by {error}");
+    assert_eq!(session.stats().kv_bytes, model.kv_bytes(ids.len()));
+    error
+}
+
 #[test]
 fn scores_equal_the_reference() {
-    let pool = Pool::new(2);
     for fixture in fixtures() {
-        let (model, store) = (fixture.model(), fixture.store());
-        let options = SessionOptions::new(model.config());
-        let mut session = Session::new(&model, store, &pool, options);
-        let (mut best, mut last) = (Vec::new(), Vec::new());
-        session
-            .score(&fixture.scored(), |_, logits| {
-                best.push(argmax(logits));
-                last = logits.to_vec();
-            })
-            .unwrap();
-        assert_eq!(best, fixture.ids("/score/argmax"), "{}", fixture.name);
-        let error = difference(&last, &fixture.floats("/score/last_logits"));
+        if fixture.expected.get("score").is_none() {
+            continue;
+        }
+        let error = check_score(&fixture, &fixture.model(), "/score");
         println!("{}: largest logit error {error:e}", fixture.name);
-        assert!(error < 1e-3, "{}: {error}", fixture.name);
+        if fixture.expected.get("dense_score").is_some() {
+            let options = LoadOptions { dsa: false };
+            let model = Model::load(&fixture.shards, fixture.config.clone(), options).unwrap();
+            assert_eq!(model.sparsity(), Sparsity::Off);
+            let error = check_score(&fixture, &model, "/dense_score");
+            println!(
+                "{}: largest logit error without DSA {error:e}",
+                fixture.name
+            );
+        }
     }
+}
+
+#[test]
+fn a_stop_forgets_only_what_was_interrupted() {
+    let pool = Pool::new(1);
+    let fixture = fixtures().remove(0);
+    let model = fixture.model();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut options = SessionOptions::default();
+    options.stop = Some(Arc::clone(&stop));
+    let mut session = Session::new(&model, fixture.store(), &pool, options);
+    session.prefill(&[1, 2, 3]).unwrap();
+    stop.store(true, Ordering::Relaxed);
+    assert!(matches!(session.decode(4), Err(ModelError::Stopped)));
+    assert_eq!(session.len(), 3);
+    stop.store(false, Ordering::Relaxed);
+    let again = session.decode(4).unwrap().to_vec();
+    let mut straight = Session::new(&model, fixture.store(), &pool, SessionOptions::default());
+    assert!(straight.prefill(&[1, 2, 3, 4]).unwrap() == again);
+}
+
+#[test]
+fn ids_are_checked() {
+    let pool = Pool::new(1);
+    let fixture = fixtures().remove(0);
+    let model = fixture.model();
+    let mut session = Session::new(&model, fixture.store(), &pool, SessionOptions::default());
+    let beyond = model.config().vocab_size as u32;
+    let error = session.prefill(&[0, beyond]).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        format!(
+            "token id {beyond} is outside the vocabulary (0 to {})",
+            beyond - 1
+        )
+    );
+    assert!(matches!(session.prefill(&[]), Err(ModelError::NoTokens)));
+    assert!(session.is_empty());
 }
 
 #[test]
 fn logits_are_bit_identical_however_the_work_is_cut() {
     for fixture in fixtures() {
         let model = fixture.model();
-        let ids = fixture.scored();
+        let ids = fixture.ids("/score/ids");
         let run = |threads, scratch_bytes, lookahead, cut: usize| {
             let pool = Pool::new(threads);
-            let mut options = SessionOptions::new(model.config());
+            let mut options = SessionOptions::default();
             options.scratch_bytes = scratch_bytes;
             options.lookahead = lookahead;
             let mut session = Session::new(&model, fixture.store(), &pool, options);
@@ -182,9 +251,9 @@ fn truncated_tokens_leave_no_trace() {
     let pool = Pool::new(2);
     for fixture in fixtures() {
         let model = fixture.model();
-        let ids = fixture.scored();
+        let ids = fixture.ids("/score/ids");
         let new = || {
-            let options = SessionOptions::new(model.config());
+            let options = SessionOptions::default();
             Session::new(&model, fixture.store(), &pool, options)
         };
         let keep = ids.len() / 2;

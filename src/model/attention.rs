@@ -6,10 +6,12 @@
 //! one token and group of heads at a time: the numbers do not depend on how tokens were grouped.
 
 use crate::config::Config;
-use crate::model::clock::{Clock, Phase};
-use crate::model::indexer::{Indexer, IndexerScratch, Selection, Tokens};
+use crate::model::clock::Phase;
+use crate::model::indexer::{Indexer, IndexerScratch, Selection};
 use crate::model::kv::{LayerCache, PAGE, Rows};
+use crate::model::linear::Linear;
 use crate::model::ops;
+use crate::model::pass::{Pass, Tokens};
 use crate::model::rope::{Angle, rotate};
 use crate::model::scratch::{Shelf, sized};
 use crate::pool::Pool;
@@ -40,6 +42,8 @@ pub struct Attention {
     rope: usize,
     value: usize,
     rank: usize,
+    /// Factor on the scores.
+    scale: f32,
 }
 
 /// Scratch of attention: that of the tokens, and that of the tiles that run at the same time.
@@ -122,23 +126,22 @@ impl Attention {
             rope,
             value,
             rank,
+            scale: ((nope + rope) as f64).powf(-0.5) as f32,
         })
     }
 
     /// `out` [n, hidden] of the tokens, which follow those in `cache` and are added to it. A full layer
     /// writes its choice of positions to `selection`, any layer uses what is there.
-    #[allow(clippy::too_many_arguments)]
     pub fn forward(
         &self,
-        pool: &Pool,
-        clock: &mut Clock,
+        pass: &mut Pass,
         tokens: Tokens,
         cache: &mut LayerCache,
         selection: &mut Selection,
         scratch: &mut AttentionScratch,
         out: &mut [f32],
     ) {
-        let n = tokens.n;
+        let (pool, n) = (pass.pool, tokens.n);
         let q_rank = self.q_a_norm.len();
         let low = sized(&mut scratch.low, n * q_rank);
         self.q_a.forward(pool, tokens.x, n, low);
@@ -148,9 +151,9 @@ impl Attention {
         }
         self.extend_cache(pool, tokens, &mut cache.kv, &mut scratch.kv);
         if let (Some(indexer), Some(keys)) = (&self.indexer, &mut cache.index_keys) {
-            clock.lap(Phase::Attention);
+            pass.clock.lap(Phase::Attention);
             indexer.select(pool, tokens, q_resid, keys, &mut scratch.indexer, selection);
-            clock.lap(Phase::Indexer);
+            pass.clock.lap(Phase::Indexer);
         }
         let head = self.nope + self.rope;
         let q = sized(&mut scratch.q, n * self.heads * head);
@@ -159,29 +162,21 @@ impl Attention {
         let groups = self.heads / self.group;
         let (q, tiles, selection) = (&*q, &scratch.tiles, &*selection);
         pool.run_chunks(values, self.group * self.value, &|tile, out| {
-            let i = tile / groups;
+            let (i, first) = (tile / groups, tile % groups * self.group);
             let position = tokens.position + i;
-            let first = tile % groups * self.group;
-            let q = &q[(i * self.heads + first) * head..][..self.group * head];
-            let attended = match selection.row(tokens.row + i, position) {
-                Some(picked) => Attended::Some(picked),
-                None => Attended::First(position + 1),
+            let heads = Heads {
+                first,
+                q: &q[(i * self.heads + first) * head..][..self.group * head],
+                angles: tokens.angles_of(i),
+                attended: match selection.row(tokens.row + i, position) {
+                    Some(picked) => Attended::Some(picked),
+                    None => Attended::First(position + 1),
+                },
             };
-            tiles.with(|tile| {
-                self.attend(
-                    pool,
-                    first,
-                    q,
-                    tokens.angles_of(i),
-                    &cache.kv,
-                    attended,
-                    tile,
-                    out,
-                );
-            });
+            tiles.with(|tile| self.attend(pool, heads, &cache.kv, tile, out));
         });
         self.o.forward(pool, values, n, out);
-        clock.lap(Phase::Attention);
+        pass.clock.lap(Phase::Attention);
     }
 
     fn extend_cache(&self, pool: &Pool, tokens: Tokens, cache: &mut Rows, kv: &mut Vec<f32>) {
@@ -197,36 +192,26 @@ impl Attention {
         }
     }
 
-    /// The outputs `out` [group, value] of the heads from `first` on for one token with queries
-    /// `q` [group, nope + rope].
-    #[allow(clippy::too_many_arguments)]
-    fn attend(
-        &self,
-        pool: &Pool,
-        first: usize,
-        q: &[f32],
-        angles: &[Angle],
-        cache: &Rows,
-        attended: Attended,
-        tile: &mut Tile,
-        out: &mut [f32],
-    ) {
+    /// The outputs `out` [group, value] of some heads.
+    fn attend(&self, pool: &Pool, heads: Heads, cache: &Rows, tile: &mut Tile, out: &mut [f32]) {
+        let Heads {
+            first, attended, ..
+        } = heads;
         let kv_b = self.kv_b.matrix();
         let width = cache.width();
         let absorbed = sized(&mut tile.q, self.group * width);
-        let queries = q.chunks(self.nope + self.rope);
+        let queries = heads.q.chunks(self.nope + self.rope);
         for (j, (q, absorbed)) in queries.zip(absorbed.chunks_mut(width)).enumerate() {
             let start = (first + j) * (self.nope + self.value);
             let w_k = kv_b.rows(start..start + self.nope);
             let (nope, rope) = absorbed.split_at_mut(self.rank);
             w_k.matmul_transposed(pool, &q[..self.nope], 1, nope);
             rope.copy_from_slice(&q[self.nope..]);
-            rotate(rope, angles);
+            rotate(rope, heads.angles);
         }
 
         let count = attended.len();
         let scores = sized(&mut tile.scores, self.group * count);
-        let scale = ((self.nope + self.rope) as f32).powf(-0.5);
         for start in (0..count).step_by(PAGE) {
             let rows = PAGE.min(count - start);
             let keys = attended.gather(cache, start, rows, &mut tile.rows);
@@ -234,7 +219,7 @@ impl Attention {
             Matrix::from_f32(keys, width).matmul(pool, absorbed, self.group, block);
             for (scores, block) in scores.chunks_mut(count).zip(block.chunks(rows)) {
                 for (score, dot) in scores[start..].iter_mut().zip(block) {
-                    *score = dot * scale;
+                    *score = dot * self.scale;
                 }
             }
         }
@@ -242,11 +227,13 @@ impl Attention {
 
         let context = sized(&mut tile.context, self.group * self.rank);
         context.fill(0.0);
+        // Block by block for all heads, so that the cache is read once from memory.
         for start in (0..count).step_by(PAGE) {
+            let end = count.min(start + PAGE);
             for (scores, context) in scores.chunks(count).zip(context.chunks_mut(self.rank)) {
-                for i in start..count.min(start + PAGE) {
+                for (i, p) in (start..end).zip(&scores[start..end]) {
                     let c = &cache.row(attended.position(i))[..self.rank];
-                    axpy(scores[i], c, context);
+                    axpy(*p, c, context);
                 }
             }
         }
@@ -257,6 +244,18 @@ impl Attention {
             w_v.matmul(pool, context, 1, out);
         }
     }
+}
+
+/// A group of heads of one token.
+#[derive(Clone, Copy)]
+struct Heads<'a> {
+    /// The first of them.
+    first: usize,
+    /// Their queries [group, nope + rope].
+    q: &'a [f32],
+    /// Angles of the token's position.
+    angles: &'a [Angle],
+    attended: Attended<'a>,
 }
 
 /// The positions that a token attends to, ascending.
@@ -312,37 +311,4 @@ fn group_of(heads: usize) -> usize {
         .rev()
         .find(|g| heads.is_multiple_of(*g))
         .unwrap_or(1)
-}
-
-/// A weight with an optional bias.
-#[derive(Debug)]
-struct Linear {
-    weight: Weight,
-    bias: Option<Vec<f32>>,
-}
-
-impl Linear {
-    fn load(
-        loader: &mut Loader,
-        name: &str,
-        rows: usize,
-        cols: usize,
-        bias: bool,
-    ) -> Result<Linear, WeightError> {
-        Ok(Linear {
-            weight: loader.matrix(&format!("{name}.weight"), rows, cols)?,
-            bias: bias
-                .then(|| loader.vector(&format!("{name}.bias"), rows))
-                .transpose()?,
-        })
-    }
-
-    fn forward(&self, pool: &Pool, x: &[f32], n: usize, y: &mut [f32]) {
-        self.weight.matrix().matmul(pool, x, n, y);
-        if let Some(bias) = &self.bias {
-            for y in y.chunks_mut(bias.len()) {
-                y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-            }
-        }
-    }
 }

@@ -8,18 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::config::Config;
 use crate::model::attention::AttentionScratch;
 use crate::model::clock::{Clock, Phase};
 use crate::model::error::ModelError;
-use crate::model::indexer::{Selection, Tokens};
+use crate::model::indexer::Selection;
 use crate::model::kv::{KvCache, LayerCache, Rows};
 use crate::model::load::{Block, Model, Sparsity};
 use crate::model::mlp::MlpScratch;
 use crate::model::moe::{MoeScratch, Next};
 use crate::model::ops;
+use crate::model::pass::{Pass, Tokens};
 use crate::model::rope::Angle;
 use crate::model::scratch::sized;
+use crate::model::sizes::Sizes;
 use crate::pool::Pool;
 use crate::stream::ExpertStore;
 
@@ -28,18 +29,14 @@ use crate::stream::ExpertStore;
 pub struct SessionOptions {
     /// Bytes that the buffers of a prefill may take, about.
     pub scratch_bytes: usize,
-    /// Experts that are guessed for the next sparse layer, a token; 0 turns lookahead off.
-    pub lookahead: usize,
     /// When this becomes true, the running call ends with [`ModelError::Stopped`] at the next layer.
     pub stop: Option<Arc<AtomicBool>>,
 }
 
-impl SessionOptions {
-    /// The defaults for a model: 16 MiB, as many guesses as a token has experts.
-    pub fn new(config: &Config) -> SessionOptions {
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
         SessionOptions {
             scratch_bytes: 16 << 20,
-            lookahead: config.num_experts_per_tok,
             stop: None,
         }
     }
@@ -54,47 +51,6 @@ pub struct Stats {
     pub tokens: u64,
     /// Bytes of the KV cache, indexer keys included.
     pub kv_bytes: u64,
-}
-
-/// How many tokens are worked on at once.
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    /// Tokens of a slice.
-    slice: usize,
-    /// Tokens that attention takes at a time.
-    attention: usize,
-    /// Expert outputs that wait to be added.
-    slots: usize,
-    /// Tokens whose logits are computed at once.
-    head: usize,
-}
-
-impl Sizes {
-    /// Half of the scratch is the state of a slice; attention and the outputs of experts get a quarter each.
-    fn new(config: &Config, sparse: bool, scratch_bytes: usize) -> Sizes {
-        let fit = |bytes: usize, values: usize| (bytes / (4 * values)).max(1);
-        let c = config;
-        let picked = if sparse { c.index_topk } else { 0 };
-        // Residual, normed, block output, shared expert.
-        let state = 4 * c.hidden_size + picked + c.qk_rope_head_dim;
-        let output = c.hidden_size + c.moe_intermediate_size;
-        let slots = fit(scratch_bytes / 4, output);
-        let attention = c.num_attention_heads * (c.qk_head_dim() + c.v_head_dim)
-            + 2 * c.q_lora_rank
-            + c.kv_width()
-            + if sparse {
-                c.index_n_heads * (c.index_head_dim + 1)
-            } else {
-                0
-            };
-        Sizes {
-            // One expert may be chosen by every token of a slice.
-            slice: fit(scratch_bytes / 2, state).min(slots),
-            attention: fit(scratch_bytes / 4, attention),
-            slots: slots.max(c.num_experts_per_tok),
-            head: fit(scratch_bytes / 8, c.vocab_size).min(16),
-        }
-    }
 }
 
 /// One context of a model, with the store that brings its experts.
@@ -311,6 +267,11 @@ impl<'m> Session<'m> {
         let hidden = model.config.hidden_size;
         let pairs = model.config.qk_rope_head_dim / 2;
         let (weights, cache) = (&model.layers[layer], &mut self.cache.layers[layer]);
+        let mut pass = Pass {
+            pool: self.pool,
+            clock: &mut self.clock,
+            store: &mut self.store,
+        };
         for row in (0..n).step_by(self.sizes.attention) {
             let count = self.sizes.attention.min(n - row);
             let x = &mut self.x[row * hidden..(row + count) * hidden];
@@ -325,8 +286,7 @@ impl<'m> Session<'m> {
             };
             let delta = sized(&mut self.delta, count * hidden);
             weights.attention.forward(
-                self.pool,
-                &mut self.clock,
+                &mut pass,
                 tokens,
                 cache,
                 &mut self.selection,
@@ -347,24 +307,19 @@ impl<'m> Session<'m> {
         let normed = sized(&mut self.normed, n * hidden);
         norm_rows(x, &weights.post_norm, model.config.rms_norm_eps, normed);
         let delta = sized(&mut self.delta, n * hidden);
+        let mut pass = Pass {
+            pool: self.pool,
+            clock: &mut self.clock,
+            store: &mut self.store,
+        };
         match &weights.mlp {
             Block::Dense(mlp) => {
                 mlp.forward(self.pool, normed, &mut self.mlp, delta);
                 self.clock.lap(Phase::Dense);
             }
             Block::Sparse(moe) => {
-                let next = next_sparse(model, layer, self.options.lookahead);
-                moe.forward(
-                    self.pool,
-                    &mut self.clock,
-                    &mut self.store,
-                    normed,
-                    x,
-                    n,
-                    next,
-                    &mut self.moe,
-                    delta,
-                )?;
+                let next = next_sparse(model, layer, pass.store.lookahead());
+                moe.forward(&mut pass, normed, x, next, &mut self.moe, delta)?;
             }
         }
         x.iter_mut().zip(&*delta).for_each(|(x, d)| *x += d);

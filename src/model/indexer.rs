@@ -4,12 +4,15 @@
 //! shared layers after it reuse that choice. Up to `index_topk` positions attention is dense, but the keys
 //! are kept from the first token on, because later tokens will score them.
 
+use std::ops::Range;
+
 use crate::config::Config;
 use crate::model::kv::{PAGE, Rows};
 use crate::model::ops;
-use crate::model::rope::{Angle, rotate};
+use crate::model::pass::Tokens;
+use crate::model::rope::rotate;
 use crate::model::scratch::{Shelf, sized};
-use crate::model::topk::top_k;
+use crate::model::topk::top_k as largest;
 use crate::pool::Pool;
 use crate::quant::Matrix;
 use crate::weight::{Loader, Weight, WeightError};
@@ -63,6 +66,10 @@ pub struct Indexer {
     norm_bias: Vec<f32>,
     heads: usize,
     width: usize,
+    /// Factor on the scores of a head.
+    scale: f32,
+    /// Factor on the weights of the heads.
+    weight_scale: f32,
 }
 
 /// Scratch of an indexer.
@@ -92,27 +99,13 @@ impl IndexerScratch {
     }
 }
 
-/// Some tokens of a slice, on their way through the attention of a layer.
-#[derive(Clone, Copy, Debug)]
-pub struct Tokens<'a> {
-    /// Their number.
-    pub n: usize,
-    /// Index of the first in the slice.
-    pub row: usize,
-    /// Position of the first in the context.
-    pub position: usize,
-    /// The normed residual [n, hidden].
-    pub x: &'a [f32],
-    /// Angles of their positions, [n, qk_rope_head_dim / 2].
-    pub angles: &'a [Angle],
-}
-
-impl<'a> Tokens<'a> {
-    /// The angles of token `i`.
-    pub fn angles_of(&self, i: usize) -> &'a [Angle] {
-        let pairs = self.angles.len() / self.n;
-        &self.angles[i * pairs..(i + 1) * pairs]
-    }
+/// The heads of one token.
+#[derive(Clone, Copy)]
+struct Heads<'a> {
+    /// [heads, width].
+    queries: &'a [f32],
+    /// [heads].
+    weights: &'a [f32],
 }
 
 impl Indexer {
@@ -137,6 +130,8 @@ impl Indexer {
             norm_bias: loader.vector(&format!("{prefix}.k_norm.bias"), width)?,
             heads,
             width,
+            scale: (width as f64).powf(-0.5) as f32,
+            weight_scale: (heads as f64).powf(-0.5) as f32,
         })
     }
 
@@ -169,8 +164,7 @@ impl Indexer {
         let weights = sized(&mut scratch.weights, n * self.heads);
         let weights_proj = self.weights_proj.matrix();
         weights_proj.matmul(pool, tokens.x, n, weights);
-        let scale = (self.heads as f32).powf(-0.5);
-        weights.iter_mut().for_each(|w| *w *= scale);
+        weights.iter_mut().for_each(|w| *w *= self.weight_scale);
 
         let stride = (tokens.position + n).next_multiple_of(RUN);
         let batch = (MAX_SCORES / stride).clamp(1, n - dense);
@@ -180,20 +174,14 @@ impl Indexer {
             let runs = stride / RUN;
             pool.run_chunks(scores, RUN, &|tile, scores| {
                 let i = first + tile / runs;
-                let query = i * self.heads * self.width..(i + 1) * self.heads * self.width;
-                let weights = &weights[i * self.heads..(i + 1) * self.heads];
+                let heads = Heads {
+                    queries: &queries[i * self.heads * self.width..][..self.heads * self.width],
+                    weights: &weights[i * self.heads..][..self.heads],
+                };
                 let start = tile % runs * RUN;
                 let end = (tokens.position + i + 1).min(start + RUN);
                 scratch.heads.with(|by_head| {
-                    self.score(
-                        pool,
-                        &queries[query],
-                        weights,
-                        keys,
-                        start..end,
-                        by_head,
-                        scores,
-                    );
+                    self.score(pool, heads, keys, start..end, by_head, scores);
                 });
             });
             let picked = &mut selection.picked[(tokens.row + first) * top_k..][..count * top_k];
@@ -201,7 +189,8 @@ impl Indexer {
                 let positions = tokens.position + first + tile + 1;
                 let scores = &scores[tile * stride..][..positions];
                 scratch.candidates.with(|candidates| {
-                    top_k_positions(scores, top_k, candidates, picked);
+                    largest(scores, top_k, candidates);
+                    picked.copy_from_slice(candidates);
                 });
             });
         }
@@ -220,35 +209,27 @@ impl Indexer {
 
     /// Scores of the positions `range` (which starts at a page) for one token, to `scores[0..]`:
     /// the sum over heads of relu(q.k / sqrt(width)) * weight.
-    #[allow(clippy::too_many_arguments)]
     fn score(
         &self,
         pool: &Pool,
-        query: &[f32],
-        weights: &[f32],
+        heads: Heads,
         keys: &Rows,
-        range: std::ops::Range<usize>,
+        range: Range<usize>,
         by_head: &mut Vec<f32>,
         scores: &mut [f32],
     ) {
-        let scale = (self.width as f32).powf(-0.5);
         for start in range.clone().step_by(PAGE) {
             let rows = PAGE.min(range.end - start);
             let page = Matrix::from_f32(keys.page(start / PAGE, rows), self.width);
             let by_head = sized(by_head, self.heads * rows);
-            page.matmul(pool, query, self.heads, by_head);
+            page.matmul(pool, heads.queries, self.heads, by_head);
             let scores = &mut scores[start - range.start..][..rows];
             scores.fill(0.0);
-            for (by_head, weight) in by_head.chunks(rows).zip(weights) {
+            for (by_head, weight) in by_head.chunks(rows).zip(heads.weights) {
                 for (score, dot) in scores.iter_mut().zip(by_head) {
-                    *score += (dot * scale).max(0.0) * weight;
+                    *score += (dot * self.scale).max(0.0) * weight;
                 }
             }
         }
     }
-}
-
-fn top_k_positions(scores: &[f32], k: usize, candidates: &mut Vec<u32>, picked: &mut [u32]) {
-    top_k(scores, k, candidates);
-    picked.copy_from_slice(candidates);
 }

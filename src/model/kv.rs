@@ -25,11 +25,6 @@ impl Rows {
         }
     }
 
-    /// Number of rows.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
     /// Values of a row.
     pub fn width(&self) -> usize {
         self.width
@@ -67,8 +62,13 @@ impl Rows {
         }
     }
 
+    /// Bytes that `len` rows of `width` values take.
+    pub fn bytes_for(width: usize, len: usize) -> u64 {
+        (len.div_ceil(PAGE) * PAGE * width * size_of::<f32>()) as u64
+    }
+
     fn bytes(&self) -> u64 {
-        (self.pages.len() * PAGE * self.width * size_of::<f32>()) as u64
+        Rows::bytes_for(self.width, self.len)
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
         (0..150).for_each(|i| rows.push(&row(i)));
         assert_eq!(rows.bytes(), 3 * PAGE as u64 * 3 * 4);
         rows.truncate(70);
-        assert_eq!((rows.len(), rows.pages.len()), (70, 2));
+        assert_eq!((rows.len, rows.pages.len()), (70, 2));
         (70..200).for_each(|i| rows.push(&row(i)));
         (0..200).for_each(|i| assert_eq!(rows.row(i), row(i)));
         assert_eq!(&rows.page(1, 2)[3..], row(65));

@@ -4,20 +4,24 @@
 //! way: `forward` embeds it, takes it through each layer's `attention` (with its `indexer` and the cache `kv`) and
 //! `mlp` or `moe` (with its `router`), and ends in logits.
 
-pub mod attention;
-pub mod clock;
-pub mod error;
-pub mod forward;
-pub mod indexer;
-pub mod kv;
-pub mod load;
-pub mod mlp;
-pub mod moe;
+mod attention;
+mod clock;
+mod error;
+mod forward;
+mod indexer;
+mod kv;
+mod linear;
+mod load;
+mod mlp;
+mod moe;
 pub mod ops;
-pub mod rope;
-pub mod router;
+mod pass;
+mod rope;
+mod router;
 mod scratch;
+mod sizes;
 mod topk;
+mod users;
 
 pub use clock::Phase;
 pub use error::ModelError;

@@ -1,0 +1,40 @@
+//! What is handed down through the layers of one pass.
+
+use crate::model::clock::Clock;
+use crate::model::rope::Angle;
+use crate::pool::Pool;
+use crate::stream::ExpertStore;
+
+/// The tools of a pass.
+#[derive(Debug)]
+pub struct Pass<'a> {
+    /// The compute threads.
+    pub pool: &'a Pool,
+    /// Where the time goes.
+    pub clock: &'a mut Clock,
+    /// Where the experts come from.
+    pub store: &'a mut ExpertStore,
+}
+
+/// Some tokens of a slice, on their way through the attention of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a> {
+    /// Their number, at least 1.
+    pub n: usize,
+    /// Index of the first in the slice.
+    pub row: usize,
+    /// Position of the first in the context.
+    pub position: usize,
+    /// The normed residual [n, hidden].
+    pub x: &'a [f32],
+    /// Angles of their positions, [n, qk_rope_head_dim / 2].
+    pub angles: &'a [Angle],
+}
+
+impl<'a> Tokens<'a> {
+    /// The angles of token `i`.
+    pub fn angles_of(&self, i: usize) -> &'a [Angle] {
+        let pairs = self.angles.len() / self.n;
+        &self.angles[i * pairs..(i + 1) * pairs]
+    }
+}

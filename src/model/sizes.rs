@@ -1,0 +1,44 @@
+//! How a pass is cut so that its buffers stay within their bounds.
+
+use crate::config::Config;
+
+/// How many tokens are worked on at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Tokens of a slice.
+    pub slice: usize,
+    /// Tokens that attention takes at a time.
+    pub attention: usize,
+    /// Expert outputs that wait to be added.
+    pub slots: usize,
+    /// Tokens whose logits are computed at once.
+    pub head: usize,
+}
+
+impl Sizes {
+    /// Half of the scratch is the state of a slice; attention and the outputs of experts get a quarter each.
+    pub fn new(config: &Config, sparse: bool, scratch_bytes: usize) -> Sizes {
+        let fit = |bytes: usize, values: usize| (bytes / (4 * values)).max(1);
+        let c = config;
+        let picked = if sparse { c.index_topk } else { 0 };
+        // Residual, normed, block output, shared expert.
+        let state = 4 * c.hidden_size + picked + c.qk_rope_head_dim;
+        let output = c.hidden_size + c.moe_intermediate_size;
+        let slots = fit(scratch_bytes / 4, output);
+        let attention = c.num_attention_heads * (c.qk_head_dim() + c.v_head_dim)
+            + 2 * c.q_lora_rank
+            + c.kv_width()
+            + if sparse {
+                c.index_n_heads * (c.index_head_dim + 1)
+            } else {
+                0
+            };
+        Sizes {
+            // One expert may be chosen by every token of a slice.
+            slice: fit(scratch_bytes / 2, state).min(slots),
+            attention: fit(scratch_bytes / 4, attention),
+            slots: slots.max(c.num_experts_per_tok),
+            head: fit(scratch_bytes / 8, c.vocab_size).min(16),
+        }
+    }
+}
