@@ -139,6 +139,8 @@ fn dot<E: Load16, const R: usize, const C: usize>(
 /// # Safety
 /// Every pointer has `LANES` readable elements.
 #[inline]
+// Three nested counts over four arrays read best as counts.
+#[allow(clippy::needless_range_loop)]
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
 unsafe fn step<E: Load16, const R: usize, const C: usize>(
     w: [*const u8; R],
