@@ -2,11 +2,13 @@
 
 use bytesize::ByteSize;
 
+use crate::stream::slots::{self, Budget, Footprint, Slots};
+
 mod available;
 pub use available::{Available, CgroupBound, Roots, available};
 
-/// What a model needs besides expert slabs, and what a slab takes. All sizes in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a model needs besides expert slabs. All sizes in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Resident weights.
     pub dense: u64,
@@ -16,35 +18,23 @@ pub struct Needs {
     pub scratch: u64,
     /// The tensor index.
     pub index: u64,
-    /// One expert slab, rounded up to what it occupies.
-    pub slab: u64,
-    /// Experts that a token uses in a layer.
-    pub top_k: u64,
-    /// Routed experts in a layer.
-    pub experts: u64,
-    /// Layers that have routed experts.
-    pub moe_layers: u64,
 }
 
 impl Needs {
-    /// Everything but the slabs.
-    fn fixed(&self) -> u64 {
-        [self.dense, self.kv, self.scratch, self.index]
-            .into_iter()
-            .fold(0, u64::saturating_add)
+    fn sum(&self) -> u64 {
+        [self.dense, self.kv, self.scratch, self.index].into_iter().fold(0, u64::saturating_add)
     }
+}
 
-    /// A layer's experts and one that is being read ahead: with fewer slabs nothing could overlap.
-    fn min_slabs(&self) -> u64 {
-        self.top_k.saturating_add(1)
-    }
-
-    /// Slabs beyond these would never be filled.
-    fn max_slabs(&self) -> u64 {
-        self.experts
-            .saturating_mul(self.moe_layers)
-            .max(self.min_slabs())
-    }
+/// The experts that slabs are for.
+#[derive(Clone, Copy, Debug)]
+pub struct Experts<'a> {
+    /// Footprint and number of the experts of each slab class.
+    pub footprints: &'a [Footprint],
+    /// Layers that have experts.
+    pub moe_layers: usize,
+    /// Experts that a token uses in a layer.
+    pub top_k: usize,
 }
 
 /// What the user asked for.
@@ -57,23 +47,14 @@ pub struct Wish {
 }
 
 /// A plan that fits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Expert slabs in all.
-    pub slabs: u64,
-    /// Bytes of these slabs.
-    pub slab_bytes: u64,
+    /// The expert slabs.
+    pub slots: Slots,
     /// Bytes of everything, slabs included.
     pub total: u64,
     /// Bytes that were allowed.
     pub budget: u64,
-}
-
-impl Plan {
-    /// Slabs for each MoE layer, rounded down.
-    pub fn cache_slots_per_layer(&self, needs: &Needs) -> u64 {
-        self.slabs / needs.moe_layers.max(1)
-    }
 }
 
 /// Why there is no plan.
@@ -82,17 +63,15 @@ pub enum PlanError {
     /// What is wanted is more than the budget.
     #[error(
         "the model does not fit into {}: it needs {} = dense weights {} + KV cache {} + scratch {} + index {} + \
-         {slabs} expert slabs of {} each ({}); {advice}",
-        size(*budget), size(*total), size(needs.dense), size(needs.kv), size(needs.scratch), size(needs.index),
-        size(needs.slab), size(slabs.saturating_mul(needs.slab))
+         {} of expert slabs; {advice}",
+        size(*budget), size(needs.sum().saturating_add(*slabs)), size(needs.dense), size(needs.kv), size(needs.scratch),
+        size(needs.index), size(*slabs)
     )]
     DoesNotFit {
-        /// The terms.
-        needs: Box<Needs>,
-        /// Slabs that were wanted at least.
+        /// The other terms.
+        needs: Needs,
+        /// Bytes of the slabs that were wanted at least.
         slabs: u64,
-        /// Sum of all terms in bytes.
-        total: u64,
         /// Bytes that were allowed.
         budget: u64,
         /// What can be done.
@@ -112,38 +91,29 @@ fn size(bytes: u64) -> String {
 ///
 /// # Errors
 /// [`PlanError::DoesNotFit`] with every number when the wished slabs, or top_k + 1 of them, do not fit.
-pub fn plan(needs: &Needs, wish: Wish, available: u64) -> Result<Plan, PlanError> {
+pub fn plan(needs: &Needs, experts: Experts, wish: Wish, available: u64) -> Result<Plan, PlanError> {
     let budget = wish.ram.unwrap_or(available);
-    let room = budget
-        .checked_sub(needs.fixed())
-        .map_or(0, |left| left / needs.slab.max(1));
-    let slabs = match wish.cache_slots {
-        Some(slots) => slots
-            .saturating_mul(needs.moe_layers)
-            .clamp(needs.min_slabs(), needs.max_slabs()),
-        None => room.clamp(needs.min_slabs(), needs.max_slabs()),
+    let room = budget.saturating_sub(needs.sum());
+    let wanted = match wish.cache_slots {
+        Some(n) => Budget::SlotsPerLayer(usize::try_from(n).unwrap_or(usize::MAX)),
+        None => Budget::Bytes(room),
     };
-    let slab_bytes = slabs.saturating_mul(needs.slab);
-    let total = needs.fixed().saturating_add(slab_bytes);
-    if total > budget {
-        return Err(PlanError::DoesNotFit {
-            needs: Box::new(*needs),
-            slabs,
-            total,
-            budget,
-            advice: match (wish.cache_slots, wish.ram) {
-                (Some(slots), _) if slots > 0 => "lower --cache-slots",
-                (_, Some(_)) => "raise --ram",
-                (_, None) => "free memory or use a machine with more",
-            },
-        });
-    }
-    Ok(Plan {
+    let refused = |slabs| PlanError::DoesNotFit {
+        needs: *needs,
         slabs,
-        slab_bytes,
-        total,
         budget,
-    })
+        advice: match (wish.cache_slots, wish.ram) {
+            (Some(slots), _) if slots > 0 => "lower --cache-slots",
+            (_, Some(_)) => "raise --ram",
+            (_, None) => "free memory or use a machine with more",
+        },
+    };
+    let slots = slots::slots(experts.footprints, experts.moe_layers, experts.top_k, wanted)
+        .map_err(|too_small| refused(too_small.needed))?;
+    if needs.sum().saturating_add(slots.bytes()) > budget {
+        return Err(refused(slots.bytes()));
+    }
+    Ok(Plan { total: needs.sum() + slots.bytes(), slots, budget })
 }
 
 #[cfg(test)]
@@ -153,83 +123,61 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+    const MIB: u64 = 1 << 20;
 
     fn needs() -> Needs {
-        Needs {
-            dense: 11 * GIB,
-            kv: GIB,
-            scratch: GIB / 4,
-            index: GIB / 16,
-            slab: 22 << 20,
-            top_k: 8,
-            experts: 256,
-            moe_layers: 75,
-        }
+        Needs { dense: 11 * GIB, kv: GIB, scratch: GIB / 4, index: GIB / 16 }
     }
+
+    const EXPERTS: Experts = Experts {
+        footprints: &[Footprint { bytes: 22 * MIB, experts: 256 * 75 }],
+        moe_layers: 75,
+        top_k: 8,
+    };
 
     #[test]
     fn the_rest_of_the_budget_becomes_slabs() {
-        let wish = Wish {
-            ram: Some(24 * GIB),
-            ..Wish::default()
-        };
-        let plan = plan(&needs(), wish, 0).unwrap();
-        assert!(plan.total <= 24 * GIB && plan.total + needs().slab > 24 * GIB);
-        assert_eq!(plan.cache_slots_per_layer(&needs()), plan.slabs / 75);
+        let wish = Wish { ram: Some(24 * GIB), ..Wish::default() };
+        let plan = plan(&needs(), EXPERTS, wish, 0).unwrap();
+        assert!(plan.total <= 24 * GIB && plan.total + 22 * MIB > 24 * GIB);
     }
 
     #[test]
     fn slots_are_per_layer_and_zero_is_the_minimum() {
         let slabs = |slots| {
-            let wish = Wish {
-                cache_slots: Some(slots),
-                ram: None,
-            };
-            plan(&needs(), wish, u64::MAX).map(|p| p.slabs).unwrap()
+            let wish = Wish { cache_slots: Some(slots), ram: None };
+            let plan = plan(&needs(), EXPERTS, wish, u64::MAX).unwrap();
+            plan.slots.classes[0].count
         };
         assert_eq!(slabs(0), 9);
-        assert_eq!(slabs(4), 300);
+        assert_eq!(slabs(4), 4 * 75 + 9);
         assert_eq!(slabs(u64::MAX), 256 * 75);
     }
 
     #[test]
     fn what_does_not_fit_is_refused_with_every_number() {
-        let error = plan(&needs(), Wish::default(), 8 * GIB)
-            .unwrap_err()
-            .to_string();
-        for part in [
-            "8.0 GiB",
-            "11.0 GiB",
-            "1.0 GiB",
-            "256.0 MiB",
-            "64.0 MiB",
-            "9 expert slabs",
-            "22.0 MiB",
-        ] {
+        let error = plan(&needs(), EXPERTS, Wish::default(), 8 * GIB).unwrap_err().to_string();
+        for part in ["8.0 GiB", "12.5 GiB", "11.0 GiB", "1.0 GiB", "256.0 MiB", "64.0 MiB", "198.0 MiB"] {
             assert!(error.contains(part), "{part} is not in: {error}");
         }
-        let wish = Wish {
-            ram: Some(24 * GIB),
-            cache_slots: Some(256),
-        };
-        assert!(
-            plan(&needs(), wish, 0)
-                .unwrap_err()
-                .to_string()
-                .contains("lower --cache-slots")
-        );
+        let wish = Wish { ram: Some(24 * GIB), cache_slots: Some(256) };
+        let error = plan(&needs(), EXPERTS, wish, 0).unwrap_err().to_string();
+        assert!(error.contains("lower --cache-slots"), "{error}");
     }
 
     proptest! {
         #[test]
         fn no_numbers_overflow_and_no_plan_exceeds_its_budget(
-            dense: u64, kv: u64, scratch: u64, index: u64, slab: u64, top_k: u64, experts: u64, moe_layers: u64,
+            dense: u64, kv: u64, scratch: u64, index: u64, bytes in 1u64..1 << 40, top_k in 1usize..64,
+            experts in 1usize..512, moe_layers in 1usize..512,
             ram: Option<u64>, cache_slots: Option<u64>, available: u64,
         ) {
-            let needs = Needs { dense, kv, scratch, index, slab, top_k, experts, moe_layers };
-            if let Ok(plan) = plan(&needs, Wish { ram, cache_slots }, available) {
+            let needs = Needs { dense: dense >> 4, kv: kv >> 4, scratch: scratch >> 4, index: index >> 4 };
+            let footprints = [Footprint { bytes, experts: experts * moe_layers }];
+            let of = Experts { footprints: &footprints, moe_layers, top_k };
+            if let Ok(plan) = plan(&needs, of, Wish { ram, cache_slots }, available) {
                 prop_assert!(plan.total <= ram.unwrap_or(available));
-                prop_assert!(plan.slabs > top_k || top_k == u64::MAX);
+                prop_assert!(plan.slots.classes[0].count >= (top_k + 1).min(experts * moe_layers));
             }
         }
     }

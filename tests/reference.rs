@@ -11,8 +11,8 @@ use colibri_uring::config::Config;
 use colibri_uring::model::{LoadOptions, Model, ModelError, Session, SessionOptions, Sparsity};
 use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
-use colibri_uring::stream::slots::Budget;
-use colibri_uring::stream::{Catalog, ExpertStore, Lookahead, StoreOptions};
+use colibri_uring::stream::slots::{Budget, slots};
+use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
 use serde_json::Value;
 
 struct Fixture {
@@ -66,17 +66,22 @@ impl Fixture {
     }
 
     fn store(&self) -> ExpertStore {
+        self.store_with(Lookahead::Auto)
+    }
+
+    fn store_with(&self, lookahead: Lookahead) -> ExpertStore {
         let catalog = Catalog::new(&self.shards, &self.config);
         let catalog = catalog.unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        let files = ExpertFiles::new(&self.shards, catalog, DirectMode::Auto).unwrap();
+        let top_k = self.config.num_experts_per_tok;
+        let budget = Budget::SlotsPerLayer(1);
+        let slots = slots(&files.footprints(), files.moe_layers(), top_k, budget).unwrap();
         let options = StoreOptions {
-            budget: Budget::SlotsPerLayer(1),
-            lookahead: Lookahead::Auto,
-            direct: DirectMode::Auto,
+            slots,
+            lookahead,
             engine: Options::default(),
         };
-        let top_k = self.config.num_experts_per_tok;
-        ExpertStore::new(&self.shards, catalog, top_k, options)
-            .unwrap_or_else(|e| panic!("{}: {e}", self.name))
+        ExpertStore::new(files, top_k, options).unwrap_or_else(|e| panic!("{}: {e}", self.name))
     }
 
     fn ids(&self, path: &str) -> Vec<u32> {
@@ -221,8 +226,7 @@ fn logits_are_bit_identical_however_the_work_is_cut() {
             let pool = Pool::new(threads);
             let mut options = SessionOptions::default();
             options.scratch_bytes = scratch_bytes;
-            options.lookahead = lookahead;
-            let mut session = Session::new(&model, fixture.store(), &pool, options);
+            let mut session = Session::new(&model, fixture.store_with(lookahead), &pool, options);
             let mut bits = Vec::new();
             for ids in ids.chunks(cut) {
                 let take = |_, logits: &[f32]| bits.extend(logits.iter().map(|x| x.to_bits()));
@@ -230,12 +234,12 @@ fn logits_are_bit_identical_however_the_work_is_cut() {
             }
             bits
         };
-        let reference = run(1, 16 << 20, 4, usize::MAX);
+        let reference = run(1, 16 << 20, Lookahead::Auto, usize::MAX);
         for (threads, scratch_bytes, lookahead, cut) in [
-            (2, 16 << 20, 0, 1),
-            (2, 0, 4, 7),
-            (3, 20_000, 1, usize::MAX),
-            (1, 100_000, 2, 3),
+            (2, 16 << 20, Lookahead::Off, 1),
+            (2, 0, Lookahead::Experts(4), 7),
+            (3, 20_000, Lookahead::Experts(1), usize::MAX),
+            (1, 100_000, Lookahead::Experts(2), 3),
         ] {
             assert!(
                 run(threads, scratch_bytes, lookahead, cut) == reference,

@@ -8,8 +8,10 @@ use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
 use colibri_uring::shards::{Cache, Shards};
 use colibri_uring::stream::catalog::Projection;
-use colibri_uring::stream::slots::Budget;
-use colibri_uring::stream::{Catalog, ExpertStore, Lookahead, Ready, StoreOptions, Want};
+use colibri_uring::stream::slots::{Budget, slots};
+use colibri_uring::stream::{
+    Catalog, ExpertFiles, ExpertStore, Lookahead, Ready, StoreOptions, Want,
+};
 
 const TOP_K: usize = 3;
 
@@ -59,7 +61,13 @@ fn on_disk(shards: &Shards, catalog: &Catalog, layer: usize, expert: u32) -> [Ve
     })
 }
 
-fn run(fixture: &str, options: StoreOptions, seed: u64) {
+fn run(
+    fixture: &str,
+    (budget, lookahead): (Budget, Lookahead),
+    direct: DirectMode,
+    engine: Options,
+    seed: u64,
+) {
     let (dirs, config) = model(fixture);
     let shards = Shards::open(&dirs).unwrap();
     let catalog = Catalog::new(&shards, &config).unwrap();
@@ -73,7 +81,14 @@ fn run(fixture: &str, options: StoreOptions, seed: u64) {
                 .collect()
         })
         .collect();
-    let mut store = ExpertStore::new(&shards, catalog, TOP_K, options).unwrap();
+    let files = ExpertFiles::new(&shards, catalog, direct).unwrap();
+    let slots = slots(&files.footprints(), files.moe_layers(), TOP_K, budget).unwrap();
+    let options = StoreOptions {
+        slots,
+        lookahead,
+        engine,
+    };
+    let mut store = ExpertStore::new(files, TOP_K, options).unwrap();
     let mut dice = Dice(seed);
     let mut demanded = 0;
     for _ in 0..60 {
@@ -118,9 +133,9 @@ fn run(fixture: &str, options: StoreOptions, seed: u64) {
     let stats = store.stats();
     assert_eq!(stats.hits + stats.misses, demanded);
     assert!(stats.speculative_used <= stats.speculative_reads);
-    if options.lookahead == Lookahead::Off {
+    if lookahead == Lookahead::Off {
         assert_eq!(stats.speculative_reads, 0);
-        if options.budget == Budget::SlotsPerLayer(usize::MAX) {
+        if budget == Budget::SlotsPerLayer(usize::MAX) {
             assert!(
                 stats.misses <= (layers.len() * experts) as u64,
                 "each expert is read once"

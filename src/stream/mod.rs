@@ -5,10 +5,12 @@
 
 pub mod cache;
 pub mod catalog;
+pub mod files;
 pub mod slots;
 pub mod store;
 
 pub use catalog::Catalog;
+pub use files::ExpertFiles;
 pub use store::{ExpertStore, StoreOptions, StreamError, StreamStats};
 
 use crate::quant::Matrix;

@@ -65,17 +65,36 @@ pub struct TooSmall {
     pub needed: u64,
 }
 
+/// The slabs of every class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// As the arena wants them.
+    pub classes: Vec<Class>,
+    /// How many experts each MoE layer may keep.
+    pub share: usize,
+}
+
+impl Slots {
+    /// Bytes of memory that the slabs take.
+    pub fn bytes(&self) -> u64 {
+        self.classes
+            .iter()
+            .map(|class| (class.bytes as u64) * (class.count as u64))
+            .sum()
+    }
+}
+
 /// The slabs of each class, and each layer's share. At least `top_k + 1` of a class (or all its experts), so
 /// that a token always fits and one read can be under way beside it; never more than there are experts.
 ///
 /// # Errors
 /// [`TooSmall`] with every number.
-pub fn slabs(
+pub fn slots(
     footprints: &[Footprint],
     layers: usize,
     top_k: usize,
     budget: Budget,
-) -> Result<(Vec<Class>, usize), TooSmall> {
+) -> Result<Slots, TooSmall> {
     let experts: usize = footprints.iter().map(|f| f.experts).sum();
     let minimum = |f: &Footprint| (top_k + 1).min(f.experts);
     let working: usize = footprints.iter().map(minimum).sum();
@@ -95,7 +114,7 @@ pub fn slabs(
                 .iter()
                 .map(|f| u128::from(f.bytes) * f.experts as u128)
                 .sum();
-            (u128::from(rest) * experts as u128 / total.max(1)) as usize
+            usize::try_from(u128::from(rest) * experts as u128 / total.max(1)).unwrap_or(usize::MAX)
         }
     };
     let kept = kept.min(experts);
@@ -109,7 +128,10 @@ pub fn slabs(
             }
         })
         .collect();
-    Ok((classes, kept / layers.max(1)))
+    Ok(Slots {
+        classes,
+        share: kept / layers.max(1),
+    })
 }
 
 #[cfg(test)]
@@ -150,11 +172,11 @@ mod tests {
             bytes: MIB,
             experts: 64,
         }];
-        let (classes, share) = slabs(&f, 4, 8, Budget::SlotsPerLayer(0)).unwrap();
+        let Slots { classes, share } = slots(&f, 4, 8, Budget::SlotsPerLayer(0)).unwrap();
         assert_eq!((classes[0].count, share), (9, 0));
-        let (classes, share) = slabs(&f, 4, 8, Budget::SlotsPerLayer(2)).unwrap();
+        let Slots { classes, share } = slots(&f, 4, 8, Budget::SlotsPerLayer(2)).unwrap();
         assert_eq!((classes[0].count, share), (17, 2));
-        let (classes, _) = slabs(&f, 4, 8, Budget::SlotsPerLayer(usize::MAX)).unwrap();
+        let Slots { classes, .. } = slots(&f, 4, 8, Budget::SlotsPerLayer(usize::MAX)).unwrap();
         assert_eq!(classes[0].count, 64, "never more than there are experts");
     }
 
@@ -164,14 +186,14 @@ mod tests {
             bytes: MIB,
             experts: 64,
         }];
-        let e = slabs(&f, 4, 8, Budget::Bytes(9 * MIB - 1)).unwrap_err();
+        let e = slots(&f, 4, 8, Budget::Bytes(9 * MIB - 1)).unwrap_err();
         assert_eq!(e.needed, 9 * MIB);
         assert_eq!(
-            slabs(&f, 4, 8, Budget::Bytes(9 * MIB)).unwrap().0[0].count,
+            slots(&f, 4, 8, Budget::Bytes(9 * MIB)).unwrap().classes[0].count,
             9
         );
         assert_eq!(
-            slabs(&f, 4, 8, Budget::Bytes(30 * MIB)).unwrap().0[0].count,
+            slots(&f, 4, 8, Budget::Bytes(30 * MIB)).unwrap().classes[0].count,
             30
         );
     }
@@ -180,14 +202,13 @@ mod tests {
         #[test]
         fn budgets_hold(
             sizes in prop::collection::vec((1u64..1000, 1usize..300), 1..4),
-            layers in 1usize..80, top_k in 1usize..9, bytes in any::<u64>(), slots in any::<usize>(),
+            layers in 1usize..80, top_k in 1usize..9, bytes in any::<u64>(), per_layer in any::<usize>(),
         ) {
             let f: Vec<_> = sizes.iter().map(|&(bytes, experts)| Footprint { bytes, experts }).collect();
-            if let Ok((classes, _)) = slabs(&f, layers, top_k, Budget::Bytes(bytes % 1_000_000)) {
-                let total: u64 = classes.iter().map(|c| (c.bytes * c.count) as u64).sum();
-                prop_assert!(total <= bytes % 1_000_000);
+            if let Ok(slots) = slots(&f, layers, top_k, Budget::Bytes(bytes % 1_000_000)) {
+                prop_assert!(slots.bytes() <= bytes % 1_000_000);
             }
-            let (classes, _) = slabs(&f, layers, top_k, Budget::SlotsPerLayer(slots)).unwrap();
+            let Slots { classes, .. } = super::slots(&f, layers, top_k, Budget::SlotsPerLayer(per_layer)).unwrap();
             for (class, f) in classes.iter().zip(&f) {
                 prop_assert!(class.count >= (top_k + 1).min(f.experts) && class.count <= f.experts);
             }

@@ -5,31 +5,24 @@ use std::time::{Duration, Instant};
 
 use colibri_ring::arena::SlabId;
 use colibri_ring::engine::{Engine, EngineError, Options, SlabState};
-use colibri_ring::extent::{Layout, Range, RangeError};
-use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica};
+use colibri_ring::extent::RangeError;
+use colibri_ring::replica::DirectRefused;
 use colibri_ring::schedule::{Event, Priority, ReadError};
 
 use super::cache::{Cache, Key};
-use super::catalog::{Catalog, Location, Projection};
-use super::slots::{self, Budget, TooSmall};
+use super::catalog::{Location, Projection};
+use super::files::{DOWN, ExpertFiles, GATE_UP};
+use super::slots::Slots;
 use super::{Lookahead, Ready, Want};
 use crate::quant::Matrix;
-use crate::shards::Shards;
-
-/// Part of a slab that holds gate and up; computing can start when it is in.
-const GATE_UP: u8 = 0;
-/// Part of a slab that holds down.
-const DOWN: u8 = 1;
 
 /// How experts are kept and read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// Memory for experts.
-    pub budget: Budget,
+    pub slots: Slots,
     /// Reads ahead of the router.
     pub lookahead: Lookahead,
-    /// Whether reads bypass the page cache.
-    pub direct: DirectMode,
     /// Device, windows, chunk size.
     pub engine: Options,
 }
@@ -37,9 +30,6 @@ pub struct StoreOptions {
 /// Why experts cannot be streamed.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    /// The memory does not hold one token's experts.
-    #[error("the expert cache is too small: {0}")]
-    TooSmall(#[from] TooSmall),
     /// O_DIRECT was insisted on.
     #[error(transparent)]
     Direct(#[from] DirectRefused),
@@ -102,11 +92,8 @@ struct Demand {
 #[derive(Debug)]
 pub struct ExpertStore {
     engine: Engine,
-    catalog: Catalog,
+    files: ExpertFiles,
     cache: Cache,
-    /// Slab class of an expert, by its stored size: (largest stored size, class), ascending.
-    class_limits: Vec<u64>,
-    align: u64,
     lookahead: Lookahead,
     top_k: usize,
     layer: usize,
@@ -117,58 +104,27 @@ pub struct ExpertStore {
     guesses: VecDeque<Key>,
     /// Slabs that were read on a guess and have not been demanded.
     guessed: Vec<SlabId>,
-    /// Whether every copy of every expert file is read with O_DIRECT.
-    direct: bool,
     stats: StreamStats,
 }
 
 impl ExpertStore {
-    /// Makes the slabs and starts the engine.
+    /// Makes the slabs and starts the engine. A token uses `top_k` experts of a layer.
     ///
     /// # Errors
-    /// When the budget does not hold a token's experts, or the engine cannot run as asked.
+    /// When the engine cannot run as asked.
     pub fn new(
-        shards: &Shards,
-        catalog: Catalog,
+        files: ExpertFiles,
         top_k: usize,
         options: StoreOptions,
     ) -> Result<ExpertStore, StreamError> {
-        let replicas = (shards.files().iter().enumerate())
-            .map(|(i, file)| {
-                vec![Replica {
-                    file: file.clone(),
-                    source: shards.dir_of(i),
-                }]
-            })
-            .collect();
-        let files = Files::new(replicas, options.direct)?;
-        let align = files.align();
-
-        let mut sizes = Vec::new();
-        for layer in catalog.layers() {
-            for expert in 0..catalog.experts() as u32 {
-                let key = Key { layer, expert };
-                let matrices = matrices(&catalog, key);
-                sizes.push((
-                    stored_bytes(&matrices),
-                    layout(&catalog, key, &matrices, align)?.footprint,
-                ));
-            }
-        }
-        let classes = slots::footprints(sizes.into_iter());
-        let (class_limits, footprints): (Vec<u64>, Vec<_>) = classes.into_iter().unzip();
-        let layers = catalog.layers().count();
-        let model_layers = catalog.layers().last().map_or(0, |last| last + 1);
-        let (slabs, share) = slots::slabs(&footprints, layers, top_k, options.budget)?;
-        let counts: Vec<usize> = slabs.iter().map(|class| class.count).collect();
-        tracing::debug!(?slabs, share, align, "expert cache");
+        let Slots { classes, share } = options.slots;
+        let counts: Vec<usize> = classes.iter().map(|class| class.count).collect();
+        tracing::debug!(?classes, share, align = files.align(), "expert cache");
+        let model_layers = files.catalog.layers().last().map_or(0, |last| last + 1);
         Ok(ExpertStore {
-            direct: files.all_direct(),
-            engine: Engine::new(&files, &slabs, options.engine)?,
-            cache: Cache::new(&counts, model_layers, catalog.experts(), share),
-            catalog,
-            class_limits,
-            align,
+            engine: Engine::new(&files.files, &classes, options.engine)?,
+            cache: Cache::new(&counts, model_layers, files.catalog.experts(), share),
+            files,
             lookahead: options.lookahead,
             top_k,
             layer: 0,
@@ -266,10 +222,8 @@ impl ExpertStore {
 
     /// Starts the read of an expert if there is a slab for it.
     fn start(&mut self, key: Key, priority: Priority) -> Result<Option<SlabId>, StreamError> {
-        let matrices = matrices(&self.catalog, key);
-        let stored = stored_bytes(&matrices);
-        let class = self.class_limits.partition_point(|limit| *limit < stored);
-        let Some((slab, evicted)) = self.cache.make_room(class as u8, key.layer) else {
+        let class = self.files.class(key);
+        let Some((slab, evicted)) = self.cache.make_room(class, key.layer) else {
             return Ok(None);
         };
         if evicted {
@@ -277,11 +231,7 @@ impl ExpertStore {
             self.guessed.retain(|s| *s != slab);
         }
         self.cache.insert(key, slab);
-        self.engine.read(
-            slab,
-            priority,
-            layout(&self.catalog, key, &matrices, self.align)?,
-        );
+        self.engine.read(slab, priority, self.files.layout(key)?);
         Ok(Some(slab))
     }
 
@@ -351,13 +301,7 @@ impl ExpertStore {
             self.handle(event?)?;
         };
         let Demand { expert, stage } = self.demands[at];
-        let locations = matrices(
-            &self.catalog,
-            Key {
-                layer: self.layer,
-                expert,
-            },
-        );
+        let locations = self.files.matrices(Key { layer: self.layer, expert });
         let matrix = |slab, projection: Projection| {
             let Location {
                 format, rows, cols, ..
@@ -441,8 +385,9 @@ impl ExpertStore {
                 let demanded = self.demand_on(slab).is_some();
                 self.forget(slab);
                 if demanded {
-                    let tensor =
-                        tensor_at(&self.catalog, key, source.file, source.offset, source.len);
+                    let tensor = self
+                        .files
+                        .tensor_at(key, source.file, source.offset, source.len);
                     return Err(StreamError::Read { tensor, source });
                 }
                 // If it is demanded later, it is read again, and that failure counts.
@@ -481,7 +426,7 @@ impl ExpertStore {
 
     /// Whether every read bypasses the page cache.
     pub fn direct(&self) -> bool {
-        self.direct
+        self.files.direct()
     }
 
     /// Bytes of memory that the slabs take.
@@ -493,61 +438,4 @@ impl ExpertStore {
     pub fn slabs(&self) -> usize {
         self.engine.slabs()
     }
-}
-
-/// The matrices of an expert that the catalog is known to have, in the order of [`Projection::ALL`].
-fn matrices(catalog: &Catalog, key: Key) -> [Location; 3] {
-    catalog
-        .expert(key.layer, key.expert)
-        .expect("only experts of the model are asked for")
-}
-
-fn stored_bytes(matrices: &[Location; 3]) -> u64 {
-    matrices.iter().map(|m| m.bytes).sum()
-}
-
-/// Where the matrices of an expert go in its slab, in the order of [`Projection::ALL`].
-fn layout(
-    catalog: &Catalog,
-    key: Key,
-    matrices: &[Location; 3],
-    align: u64,
-) -> Result<Layout, StreamError> {
-    let ranges = Projection::ALL.map(|projection| {
-        let Location {
-            file,
-            offset,
-            bytes,
-            ..
-        } = matrices[projection as usize];
-        let part = if projection == Projection::Down {
-            DOWN
-        } else {
-            GATE_UP
-        };
-        Range {
-            file: file as u32,
-            offset,
-            len: bytes,
-            part,
-        }
-    });
-    Layout::new(&ranges, align).map_err(|source| StreamError::Range {
-        tensor: tensor_at(catalog, key, ranges[0].file, source.offset, source.len),
-        source,
-    })
-}
-
-/// The tensor of an expert that overlaps a byte range of a file, for messages.
-fn tensor_at(catalog: &Catalog, key: Key, file: u32, offset: u64, len: u64) -> String {
-    let matrices = matrices(catalog, key);
-    let overlaps = |projection: &Projection| {
-        let m = &matrices[*projection as usize];
-        m.file == file as usize && m.offset < offset + len && offset < m.offset + m.bytes
-    };
-    let projection = Projection::ALL
-        .into_iter()
-        .find(overlaps)
-        .unwrap_or(Projection::Gate);
-    catalog.tensor_name(key.layer, key.expert, projection)
 }
