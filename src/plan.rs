@@ -2,6 +2,8 @@
 
 use bytesize::ByteSize;
 
+use crate::stream::slots::Budget;
+
 mod available;
 pub use available::{Available, CgroupBound, Roots, available};
 
@@ -34,16 +36,16 @@ impl Needs {
             .fold(0, u64::saturating_add)
     }
 
-    /// A layer's experts and one that is being read ahead: with fewer slabs nothing could overlap.
+    /// A token's experts and one that is read beside them: with fewer slabs nothing could overlap.
     fn min_slabs(&self) -> u64 {
         self.top_k.saturating_add(1)
     }
 
-    /// Slabs beyond these would never be filled.
-    fn max_slabs(&self) -> u64 {
-        self.experts
-            .saturating_mul(self.moe_layers)
-            .max(self.min_slabs())
+    /// Slabs for `slots` experts of each layer, beside the minimum; more than all experts would never be filled.
+    fn slabs(&self, slots: u64) -> u64 {
+        let kept = slots.saturating_mul(self.moe_layers);
+        let all = self.experts.saturating_mul(self.moe_layers);
+        self.min_slabs().saturating_add(kept).min(all)
     }
 }
 
@@ -59,21 +61,12 @@ pub struct Wish {
 /// A plan that fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Expert slabs in all.
-    pub slabs: u64,
-    /// Bytes of these slabs.
-    pub slab_bytes: u64,
-    /// Bytes of everything, slabs included.
-    pub total: u64,
-    /// Bytes that were allowed.
+    /// What the expert store may take.
+    pub experts: Budget,
+    /// Bytes of everything else.
+    pub fixed: u64,
+    /// Bytes that were allowed for all.
     pub budget: u64,
-}
-
-impl Plan {
-    /// Slabs for each MoE layer, rounded down.
-    pub fn cache_slots_per_layer(&self, needs: &Needs) -> u64 {
-        self.slabs / needs.moe_layers.max(1)
-    }
 }
 
 /// Why there is no plan.
@@ -107,24 +100,16 @@ fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()
 }
 
-/// Works out the slabs: what the wish says if it fits, otherwise as many as fit. `available` is what the
-/// machine has to spare, in bytes.
+/// Works out what is left for experts: what the wish says if it fits, otherwise the rest of the budget.
+/// `available` is what the machine has to spare, in bytes.
 ///
 /// # Errors
 /// [`PlanError::DoesNotFit`] with every number when the wished slabs, or top_k + 1 of them, do not fit.
 pub fn plan(needs: &Needs, wish: Wish, available: u64) -> Result<Plan, PlanError> {
     let budget = wish.ram.unwrap_or(available);
-    let room = budget
-        .checked_sub(needs.fixed())
-        .map_or(0, |left| left / needs.slab.max(1));
-    let slabs = match wish.cache_slots {
-        Some(slots) => slots
-            .saturating_mul(needs.moe_layers)
-            .clamp(needs.min_slabs(), needs.max_slabs()),
-        None => room.clamp(needs.min_slabs(), needs.max_slabs()),
-    };
-    let slab_bytes = slabs.saturating_mul(needs.slab);
-    let total = needs.fixed().saturating_add(slab_bytes);
+    let fixed = needs.fixed();
+    let slabs = needs.slabs(wish.cache_slots.unwrap_or(0));
+    let total = fixed.saturating_add(slabs.saturating_mul(needs.slab));
     if total > budget {
         return Err(PlanError::DoesNotFit {
             needs: Box::new(*needs),
@@ -139,9 +124,11 @@ pub fn plan(needs: &Needs, wish: Wish, available: u64) -> Result<Plan, PlanError
         });
     }
     Ok(Plan {
-        slabs,
-        slab_bytes,
-        total,
+        experts: match wish.cache_slots {
+            Some(slots) => Budget::SlotsPerLayer(usize::try_from(slots).unwrap_or(usize::MAX)),
+            None => Budget::Bytes(budget - fixed),
+        },
+        fixed,
         budget,
     })
 }
@@ -168,28 +155,29 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_of_the_budget_becomes_slabs() {
+    fn the_rest_of_the_budget_is_for_experts() {
         let wish = Wish {
             ram: Some(24 * GIB),
             ..Wish::default()
         };
-        let plan = plan(&needs(), wish, 0).unwrap();
-        assert!(plan.total <= 24 * GIB && plan.total + needs().slab > 24 * GIB);
-        assert_eq!(plan.cache_slots_per_layer(&needs()), plan.slabs / 75);
+        let fixed = 12 * GIB + GIB / 4 + GIB / 16;
+        let with_ram = plan(&needs(), wish, 0).unwrap();
+        assert_eq!(with_ram.experts, Budget::Bytes(24 * GIB - fixed));
+        let with_all = plan(&needs(), Wish::default(), 20 * GIB).unwrap();
+        assert_eq!(with_all.experts, Budget::Bytes(20 * GIB - fixed));
     }
 
     #[test]
-    fn slots_are_per_layer_and_zero_is_the_minimum() {
-        let slabs = |slots| {
-            let wish = Wish {
-                cache_slots: Some(slots),
-                ram: None,
-            };
-            plan(&needs(), wish, u64::MAX).map(|p| p.slabs).unwrap()
+    fn slots_are_beside_the_minimum_and_no_more_than_all_experts() {
+        assert_eq!(needs().slabs(0), 9);
+        assert_eq!(needs().slabs(4), 309);
+        assert_eq!(needs().slabs(u64::MAX), 256 * 75);
+        let wish = Wish {
+            cache_slots: Some(4),
+            ram: None,
         };
-        assert_eq!(slabs(0), 9);
-        assert_eq!(slabs(4), 300);
-        assert_eq!(slabs(u64::MAX), 256 * 75);
+        let plan = plan(&needs(), wish, 64 * GIB).unwrap();
+        assert_eq!(plan.experts, Budget::SlotsPerLayer(4));
     }
 
     #[test]
@@ -228,8 +216,10 @@ mod tests {
         ) {
             let needs = Needs { dense, kv, scratch, index, slab, top_k, experts, moe_layers };
             if let Ok(plan) = plan(&needs, Wish { ram, cache_slots }, available) {
-                prop_assert!(plan.total <= ram.unwrap_or(available));
-                prop_assert!(plan.slabs > top_k || top_k == u64::MAX);
+                prop_assert!(plan.fixed <= plan.budget);
+                if let Budget::Bytes(bytes) = plan.experts {
+                    prop_assert!(bytes <= ram.unwrap_or(available) - plan.fixed);
+                }
             }
         }
     }
