@@ -164,12 +164,12 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
             Source::Replay(ids.clone())
         }
         None => Source::Sample {
-            sampler: Sampler::new(Sampling {
+            sampler: Box::new(Sampler::new(Sampling {
                 temperature: args.temperature,
                 top_p: args.top_p,
                 top_k: args.top_k,
                 seed: args.seed,
-            }),
+            })),
             max: args.n,
             stop: config.eos_token_ids.clone(),
         },
