@@ -21,7 +21,7 @@ pub enum Source {
     /// Drawn from the logits; ends at one of `stop` or after `max` tokens.
     Sample {
         /// Draws them.
-        sampler: Sampler,
+        sampler: Box<Sampler>,
         /// How many at most.
         max: usize,
         /// Ids that end the text.
@@ -141,7 +141,7 @@ mod tests {
 
     fn greedy(max: usize, stop: Vec<u32>) -> Source {
         Source::Sample {
-            sampler: Sampler::new(Sampling::default()),
+            sampler: Box::new(Sampler::new(Sampling::default())),
             max,
             stop,
         }

@@ -22,7 +22,9 @@ pub struct Needs {
 
 impl Needs {
     fn sum(&self) -> u64 {
-        [self.dense, self.kv, self.scratch, self.index].into_iter().fold(0, u64::saturating_add)
+        [self.dense, self.kv, self.scratch, self.index]
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 }
 
@@ -91,7 +93,12 @@ fn size(bytes: u64) -> String {
 ///
 /// # Errors
 /// [`PlanError::DoesNotFit`] with every number when the wished slabs, or top_k + 1 of them, do not fit.
-pub fn plan(needs: &Needs, experts: Experts, wish: Wish, available: u64) -> Result<Plan, PlanError> {
+pub fn plan(
+    needs: &Needs,
+    experts: Experts,
+    wish: Wish,
+    available: u64,
+) -> Result<Plan, PlanError> {
     let budget = wish.ram.unwrap_or(available);
     let room = budget.saturating_sub(needs.sum());
     let wanted = match wish.cache_slots {
@@ -108,12 +115,21 @@ pub fn plan(needs: &Needs, experts: Experts, wish: Wish, available: u64) -> Resu
             (_, None) => "free memory or use a machine with more",
         },
     };
-    let slots = slots::slots(experts.footprints, experts.moe_layers, experts.top_k, wanted)
-        .map_err(|too_small| refused(too_small.needed))?;
+    let slots = slots::slots(
+        experts.footprints,
+        experts.moe_layers,
+        experts.top_k,
+        wanted,
+    )
+    .map_err(|too_small| refused(too_small.needed))?;
     if needs.sum().saturating_add(slots.bytes()) > budget {
         return Err(refused(slots.bytes()));
     }
-    Ok(Plan { total: needs.sum() + slots.bytes(), slots, budget })
+    Ok(Plan {
+        total: needs.sum() + slots.bytes(),
+        slots,
+        budget,
+    })
 }
 
 #[cfg(test)]
@@ -126,18 +142,29 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn needs() -> Needs {
-        Needs { dense: 11 * GIB, kv: GIB, scratch: GIB / 4, index: GIB / 16 }
+        Needs {
+            dense: 11 * GIB,
+            kv: GIB,
+            scratch: GIB / 4,
+            index: GIB / 16,
+        }
     }
 
     const EXPERTS: Experts = Experts {
-        footprints: &[Footprint { bytes: 22 * MIB, experts: 256 * 75 }],
+        footprints: &[Footprint {
+            bytes: 22 * MIB,
+            experts: 256 * 75,
+        }],
         moe_layers: 75,
         top_k: 8,
     };
 
     #[test]
     fn the_rest_of_the_budget_becomes_slabs() {
-        let wish = Wish { ram: Some(24 * GIB), ..Wish::default() };
+        let wish = Wish {
+            ram: Some(24 * GIB),
+            ..Wish::default()
+        };
         let plan = plan(&needs(), EXPERTS, wish, 0).unwrap();
         assert!(plan.total <= 24 * GIB && plan.total + 22 * MIB > 24 * GIB);
     }
@@ -145,7 +172,10 @@ mod tests {
     #[test]
     fn slots_are_per_layer_and_zero_is_the_minimum() {
         let slabs = |slots| {
-            let wish = Wish { cache_slots: Some(slots), ram: None };
+            let wish = Wish {
+                cache_slots: Some(slots),
+                ram: None,
+            };
             let plan = plan(&needs(), EXPERTS, wish, u64::MAX).unwrap();
             plan.slots.classes[0].count
         };
@@ -156,11 +186,24 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_every_number() {
-        let error = plan(&needs(), EXPERTS, Wish::default(), 8 * GIB).unwrap_err().to_string();
-        for part in ["8.0 GiB", "12.5 GiB", "11.0 GiB", "1.0 GiB", "256.0 MiB", "64.0 MiB", "198.0 MiB"] {
+        let error = plan(&needs(), EXPERTS, Wish::default(), 8 * GIB)
+            .unwrap_err()
+            .to_string();
+        for part in [
+            "8.0 GiB",
+            "12.5 GiB",
+            "11.0 GiB",
+            "1.0 GiB",
+            "256.0 MiB",
+            "64.0 MiB",
+            "198.0 MiB",
+        ] {
             assert!(error.contains(part), "{part} is not in: {error}");
         }
-        let wish = Wish { ram: Some(24 * GIB), cache_slots: Some(256) };
+        let wish = Wish {
+            ram: Some(24 * GIB),
+            cache_slots: Some(256),
+        };
         let error = plan(&needs(), EXPERTS, wish, 0).unwrap_err().to_string();
         assert!(error.contains("lower --cache-slots"), "{error}");
     }

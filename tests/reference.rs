@@ -185,8 +185,10 @@ fn a_stop_forgets_only_what_was_interrupted() {
     let fixture = fixtures().remove(0);
     let model = fixture.model();
     let stop = Arc::new(AtomicBool::new(false));
-    let mut options = SessionOptions::default();
-    options.stop = Some(Arc::clone(&stop));
+    let options = SessionOptions {
+        stop: Some(Arc::clone(&stop)),
+        ..SessionOptions::default()
+    };
     let mut session = Session::new(&model, fixture.store(), &pool, options);
     session.prefill(&[1, 2, 3]).unwrap();
     stop.store(true, Ordering::Relaxed);
@@ -224,8 +226,10 @@ fn logits_are_bit_identical_however_the_work_is_cut() {
         let ids = fixture.ids("/score/ids");
         let run = |threads, scratch_bytes, lookahead, cut: usize| {
             let pool = Pool::new(threads);
-            let mut options = SessionOptions::default();
-            options.scratch_bytes = scratch_bytes;
+            let options = SessionOptions {
+                scratch_bytes,
+                ..SessionOptions::default()
+            };
             let mut session = Session::new(&model, fixture.store_with(lookahead), &pool, options);
             let mut bits = Vec::new();
             for ids in ids.chunks(cut) {

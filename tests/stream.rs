@@ -169,16 +169,7 @@ fn every_expert_is_handed_out_once_with_the_files_bytes() {
                             chunk_bytes: 4096,
                             ..Options::default()
                         };
-                        run(
-                            fixture,
-                            StoreOptions {
-                                budget,
-                                lookahead,
-                                direct,
-                                engine,
-                            },
-                            seed,
-                        );
+                        run(fixture, (budget, lookahead), direct, engine, seed);
                     }
                 }
             }

@@ -4,19 +4,19 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::builder::FalseyValueParser;
 use clap::{ArgGroup, Args};
 use colibri_uring::generate::{Finish, Generated, Source, generate};
+use colibri_uring::model::ModelError;
 use colibri_uring::sample::{Sampler, Sampling};
 use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
+use super::open::{self, Opened};
 use super::printer::{Printer, nowhere};
-use super::session::Session;
 use super::stats::{Stats, peak_rss_bytes};
 
 /// Continue a prompt, printing tokens as they are generated
@@ -28,7 +28,7 @@ use super::stats::{Stats, peak_rss_bytes};
     colibri-uring decode --model DIR --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7")]
 pub struct DecodeArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
+    model: ModelArgs,
     /// Text to continue; needs a tokenizer.json in the model's directory
     #[arg(long, value_name = "TEXT", env = "COLIBRI_PROMPT")]
     prompt: Option<String>,
@@ -96,7 +96,7 @@ const REPLAY_PROMPT: usize = 4;
 
 /// A prompt, ready to be fed, and the tokenizer that its continuation is printed with.
 #[derive(Debug)]
-pub struct Input {
+struct Input {
     prompt: Vec<u32>,
     replay: Option<Vec<u32>>,
     tokenizer: Option<Tokenizer>,
@@ -104,7 +104,7 @@ pub struct Input {
 
 impl Input {
     /// Reads and encodes the prompt. Done before the model is loaded, so that a mistake shows at once.
-    pub fn read(args: &DecodeArgs) -> anyhow::Result<Input> {
+    fn read(args: &DecodeArgs) -> anyhow::Result<Input> {
         let dir = &args.model.model[0];
         let tokenizer = Tokenizer::load(dir)?;
         let (prompt, replay) = if let Some(ids) = &args.prompt_ids {
@@ -142,7 +142,7 @@ impl Input {
     }
 
     /// Tokens that the context has to hold.
-    pub fn context(&self, args: &DecodeArgs) -> usize {
+    fn context(&self, args: &DecodeArgs) -> usize {
         let new = self.replay.as_ref().map_or(args.n, Vec::len);
         self.prompt.len().saturating_add(new)
     }
@@ -152,30 +152,30 @@ fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Generates and prints. `load` is how long loading the model took.
-pub fn run(
-    args: &DecodeArgs,
-    input: &Input,
-    session: &mut impl Session,
-    load: Duration,
-) -> anyhow::Result<ExitCode> {
-    check_ids(&input.prompt, session.vocab())?;
+/// Loads the model, generates and prints.
+pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
+    let input = Input::read(args)?;
+    let opened = Opened::open(&args.model)?;
+    let config = opened.model().config();
+    check_ids(&input.prompt, config.vocab_size)?;
     let source = match &input.replay {
         Some(ids) => {
-            check_ids(ids, session.vocab())?;
+            check_ids(ids, config.vocab_size)?;
             Source::Replay(ids.clone())
         }
         None => Source::Sample {
-            sampler: Sampler::new(Sampling {
+            sampler: Box::new(Sampler::new(Sampling {
                 temperature: args.temperature,
                 top_p: args.top_p,
                 top_k: args.top_k,
                 seed: args.seed,
-            }),
+            })),
             max: args.n,
-            stop: session.stop_ids(),
+            stop: config.eos_token_ids.clone(),
         },
     };
+    let mut session = opened.session(&args.model, input.context(args))?;
+    let load_seconds = opened.seconds_since_start();
     let out = if args.json {
         nowhere()
     } else {
@@ -185,17 +185,21 @@ pub fn run(
     let generated = generate(
         &input.prompt,
         source,
-        |ids| session.feed(ids),
+        |ids| match session.prefill(ids) {
+            Ok(logits) => Ok(Some(logits.to_vec())),
+            Err(ModelError::Stopped) => Ok(None),
+            Err(error) => Err(anyhow::Error::from(error)),
+        },
         |id| printer.token(id),
     )?;
     printer.finish()?;
     let stats = Stats {
-        load_seconds: load.as_secs_f64(),
+        load_seconds,
         prefill_seconds: generated.prefill.as_secs_f64(),
         decode_seconds: generated.decode.as_secs_f64(),
         tokens_per_second: rate(&generated),
         peak_rss_bytes: peak_rss_bytes(),
-        engine: session.stats(),
+        engine: open::engine_stats(&mut session, &opened),
     };
     if args.json {
         let text = input.tokenizer.as_ref().map(|t| t.decode(&generated.ids));

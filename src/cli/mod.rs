@@ -1,6 +1,6 @@
 //! The command line: argument parsing and printing only, one file a subcommand.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, Subcommand};
@@ -10,9 +10,9 @@ mod decode;
 mod doctor;
 mod inspect;
 mod interrupt;
+mod open;
 mod printer;
 mod score;
-mod session;
 mod size;
 mod stats;
 
@@ -33,6 +33,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Decode(Box<decode::DecodeArgs>),
+    Score(Box<score::ScoreArgs>),
     Inspect(inspect::InspectArgs),
     Doctor(doctor::DoctorArgs),
 }
@@ -42,6 +44,8 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     log_to_stderr(cli.verbose);
     let outcome = match cli.command {
+        Command::Decode(args) => decode::run(&args),
+        Command::Score(args) => score::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
@@ -63,6 +67,7 @@ fn log_to_stderr(verbose: u8) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
         .with_target(false)
         .without_time()
         .init();

@@ -5,32 +5,26 @@ use std::process::ExitCode;
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
+use colibri_uring::model::ModelError;
 use colibri_uring::sample::{argmax, log_softmax_at};
 use colibri_uring::tokenizer::check_ids;
 use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
-use super::session::Session;
+use super::open::Opened;
 
 /// Score given tokens: the likeliest next token at every position, and the log-probability of the actual one
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  colibri-uring score --model DIR --ids 3,14,159,26 --json")]
 pub struct ScoreArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
+    model: ModelArgs,
     /// Token ids
     #[arg(long, value_name = "IDS", env = "COLIBRI_IDS")]
     ids: Ids,
     /// Print one JSON object
     #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
-}
-
-impl ScoreArgs {
-    /// Tokens that the context has to hold.
-    pub fn context(&self) -> usize {
-        self.ids.0.len()
-    }
 }
 
 /// The JSON object.
@@ -46,20 +40,23 @@ struct Report {
     last_logits: Vec<f32>,
 }
 
-/// Feeds all ids and prints the report.
-pub fn run(args: &ScoreArgs, session: &mut impl Session) -> anyhow::Result<ExitCode> {
+/// Loads the model, feeds all ids and prints the report.
+pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let ids = &args.ids.0;
-    check_ids(ids, session.vocab())?;
+    let opened = Opened::open(&args.model)?;
+    check_ids(ids, opened.model().config().vocab_size)?;
+    let mut session = opened.session(&args.model, ids.len())?;
     let mut report = Report::default();
-    let done = session.feed_each(ids, &mut |logits| {
+    let scored = session.score(ids, |at, logits| {
         report.argmax.push(argmax(logits));
-        match ids.get(report.argmax.len()) {
+        match ids.get(at + 1) {
             Some(&next) => report.logprobs.push(log_softmax_at(logits, next as usize)),
             None => report.last_logits = logits.to_vec(),
         }
-    })?;
-    if !done {
-        return Ok(super::interrupt::exit_code());
+    });
+    match scored {
+        Err(ModelError::Stopped) => return Ok(super::interrupt::exit_code()),
+        other => other?,
     }
     if !report.logprobs.is_empty() {
         let sum: f64 = report.logprobs.iter().sum();

@@ -212,6 +212,11 @@ impl<'m> Session<'m> {
         &self.store
     }
 
+    /// The expert store, whose engine is asked for its statistics.
+    pub fn store_mut(&mut self) -> &mut ExpertStore {
+        &mut self.store
+    }
+
     fn check(&self, ids: &[u32]) -> Result<(), ModelError> {
         let vocab_size = self.model.config.vocab_size;
         match ids.iter().find(|id| **id as usize >= vocab_size) {

@@ -301,7 +301,10 @@ impl ExpertStore {
             self.handle(event?)?;
         };
         let Demand { expert, stage } = self.demands[at];
-        let locations = self.files.matrices(Key { layer: self.layer, expert });
+        let locations = self.files.matrices(Key {
+            layer: self.layer,
+            expert,
+        });
         let matrix = |slab, projection: Projection| {
             let Location {
                 format, rows, cols, ..

@@ -1,0 +1,259 @@
+//! `decode` and `score` on the fixtures, as a script calls them.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use assert_cmd::Command;
+use serde_json::{Value, json};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+fn run(command: &str, model: &Path, args: &[&str]) -> Output {
+    let mut colibri = Command::cargo_bin("colibri-uring").unwrap();
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
+        colibri.env_remove(name);
+    }
+    colibri
+        .env_remove("RUST_LOG")
+        .arg(command)
+        .arg("--model")
+        .arg(model)
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn json_of(output: &Output) -> Value {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn error_of(output: &Output) -> String {
+    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(output.stdout.is_empty());
+    assert!(
+        stderr.starts_with("error: ") && stderr.lines().count() == 1,
+        "{stderr}"
+    );
+    stderr
+}
+
+fn expected(name: &str) -> Value {
+    let text = std::fs::read(fixture(name).join("expected.json")).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+fn list(ids: &Value) -> String {
+    let ids: Vec<String> = (ids.as_array().unwrap().iter())
+        .map(Value::to_string)
+        .collect();
+    ids.join(",")
+}
+
+#[test]
+fn a_text_prompt_gives_the_reference_tokens_and_their_text() {
+    let (model, expected) = (fixture("tiny-text"), expected("tiny-text"));
+    let n = expected["token_ids"].as_array().unwrap().len().to_string();
+    let prompt = expected["prompt"].as_str().unwrap();
+    let report = json_of(&run(
+        "decode",
+        &model,
+        &["--prompt", prompt, "-n", &n, "--json"],
+    ));
+    for key in ["prompt_ids", "token_ids", "text", "finish_reason"] {
+        assert_eq!(report[key], expected[key], "{key}");
+    }
+    let printed = run("decode", &model, &["--prompt", prompt, "-n", &n]);
+    let text = expected["text"].as_str().unwrap().to_owned() + "\n";
+    assert_eq!(String::from_utf8(printed.stdout).unwrap(), text);
+    assert!(printed.stderr.is_empty());
+}
+
+#[test]
+fn the_json_has_the_contracts_keys_and_no_others() {
+    let output = run(
+        "decode",
+        &fixture("f32-smallest"),
+        &["--prompt-ids", "1,2,3", "-n", "3", "--json"],
+    );
+    let report = json_of(&output);
+    let keys =
+        |value: &Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
+    let mut wanted = ["prompt_ids", "token_ids", "text", "finish_reason", "stats"];
+    wanted.sort_unstable();
+    assert_eq!(keys(&report), wanted);
+    assert_eq!(report["prompt_ids"], json!([1, 2, 3]));
+    assert_eq!(report["text"], Value::Null);
+    let mut wanted = [
+        "load_seconds",
+        "prefill_seconds",
+        "decode_seconds",
+        "tokens_per_second",
+        "peak_rss_bytes",
+        "engine",
+        "direct",
+        "expert_hits",
+        "expert_misses",
+        "expert_bytes_read",
+        "io_wait_seconds",
+        "compute_seconds",
+        "phase_seconds",
+        "speculative_reads",
+        "speculative_used",
+        "ring_enters",
+        "replicas",
+        "latency_us",
+    ];
+    wanted.sort_unstable();
+    let stats = &report["stats"];
+    assert_eq!(keys(stats), wanted);
+    assert!(stats["peak_rss_bytes"].as_u64().unwrap() > 0);
+    assert!(stats["expert_bytes_read"].as_u64().unwrap() > 0);
+    assert_eq!(
+        keys(&stats["replicas"][0]),
+        ["bytes", "dir", "errors", "files", "reads"]
+    );
+    assert_eq!(keys(&stats["latency_us"]), ["max", "p50", "p90", "p99"]);
+    for phase in ["attention", "router", "experts", "shared", "head"] {
+        assert!(stats["phase_seconds"][phase].is_number(), "{phase}");
+    }
+}
+
+#[test]
+fn score_gives_the_reference_argmax() {
+    let expected = &expected("tiny-text")["score"];
+    let report = json_of(&run(
+        "score",
+        &fixture("tiny-text"),
+        &["--ids", &list(&expected["ids"]), "--json"],
+    ));
+    assert_eq!(report["argmax"], expected["argmax"]);
+    let n = expected["ids"].as_array().unwrap().len();
+    assert_eq!(report["logprobs"].as_array().unwrap().len(), n - 1);
+    assert!(report["nll"].as_f64().unwrap() > 0.0);
+    assert!(!report["last_logits"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn settings_change_no_number() {
+    let ids = list(&expected("tiny-text")["score"]["ids"]);
+    let logits = |args: &[&str]| {
+        let args = [&["--ids", &ids, "--json"], args].concat();
+        json_of(&run("score", &fixture("tiny-text"), &args))["last_logits"].clone()
+    };
+    let reference = logits(&[]);
+    for args in [
+        &["--engine", "pread"][..],
+        &["--direct", "off"],
+        &["--lookahead", "off"],
+        &["--threads", "1"],
+        &["--cache-slots", "0"],
+        &["--ram", "1GiB"],
+    ] {
+        assert_eq!(logits(args), reference, "{args:?}");
+    }
+}
+
+#[test]
+fn a_replay_decodes_the_given_ids() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ids");
+    std::fs::write(&file, "1 2 3 4, 5 6\n7").unwrap();
+    let report = json_of(&run(
+        "decode",
+        &fixture("f32-smallest"),
+        &["--replay", file.to_str().unwrap(), "--json"],
+    ));
+    assert_eq!(report["prompt_ids"], json!([1, 2, 3, 4]));
+    assert_eq!(report["token_ids"], json!([5, 6, 7]));
+    std::fs::write(&file, "1 2 3 4").unwrap();
+    let short = run(
+        "decode",
+        &fixture("f32-smallest"),
+        &["--replay", file.to_str().unwrap()],
+    );
+    assert!(error_of(&short).contains("has 4 token ids"));
+}
+
+#[test]
+fn prompts_that_cannot_be_are_one_line() {
+    let without = fixture("f32-smallest");
+    let line = error_of(&run("decode", &without, &["--prompt", "Hello"]));
+    assert!(
+        line.contains("no tokenizer.json in") && line.contains("--prompt-ids"),
+        "{line}"
+    );
+    let line = error_of(&run("decode", &without, &["--prompt-ids", "1,999999"]));
+    assert!(
+        line.contains("token id 999999 is outside the vocabulary"),
+        "{line}"
+    );
+    let line = error_of(&run("score", &without, &["--ids", "999999"]));
+    assert!(line.contains("999999"), "{line}");
+    let line = error_of(&run("decode", &fixture("tiny-text"), &["--prompt", ""]));
+    assert!(line.contains("encodes to no token"), "{line}");
+    let line = error_of(&run(
+        "decode",
+        &without,
+        &["--prompt-file", "/nonexistent/prompt"],
+    ));
+    assert!(line.contains("cannot read /nonexistent/prompt"), "{line}");
+    let line = error_of(&run(
+        "decode",
+        &without,
+        &["--prompt-ids", "1", "--ram", "1MiB"],
+    ));
+    assert!(
+        line.contains("does not fit into 1.0 MiB") && line.contains("raise --ram"),
+        "{line}"
+    );
+}
+
+#[test]
+fn wrong_flags_are_exit_code_2() {
+    let wrong: &[&[&str]] = &[
+        &[],
+        &["--prompt", "a", "--prompt-ids", "1"],
+        &["--prompt-ids", "1,x"],
+        &["--prompt-ids", ""],
+        &["--prompt-ids", "1", "--ram", "lots"],
+        &["--prompt-ids", "1", "--temperature", "-1"],
+        &["--prompt-ids", "1", "--temperature", "nan"],
+        &["--prompt-ids", "1", "--top-p", "0"],
+        &["--prompt-ids", "1", "--threads", "0"],
+        &["--prompt-ids", "1", "--engine", "steam"],
+        &["--prompt-ids", "1", "--lookahead", "some"],
+        &["--prompt-ids", "1", "--dsa", "maybe"],
+    ];
+    for args in wrong {
+        let output = run("decode", &fixture("f32-smallest"), args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_tokens() {
+    let tokens = |seed: &str| {
+        let args = [
+            "--prompt-ids",
+            "1,2,3",
+            "-n",
+            "12",
+            "--temperature",
+            "5",
+            "--seed",
+            seed,
+            "--json",
+        ];
+        json_of(&run("decode", &fixture("f32-smallest"), &args))["token_ids"].clone()
+    };
+    assert_eq!(tokens("1"), tokens("1"));
+    assert_ne!(tokens("1"), tokens("2"));
+}
