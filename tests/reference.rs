@@ -1,86 +1,15 @@
 //! The model against the reference: greedy tokens, the argmax at every position and the last logits of every
 //! fixture, and the invariants that the logits are bit-identical for.
 
-use std::path::{Path, PathBuf};
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use colibri_uring::config::Config;
 use colibri_uring::model::{LoadOptions, Model, ModelError, Session, SessionOptions, Sparsity};
 use colibri_uring::pool::Pool;
-use colibri_uring::shards::Shards;
-use colibri_uring::stream::ExpertStore;
-use colibri_uring::stream::catalog::Catalog;
-use serde_json::Value;
 
-struct Fixture {
-    name: String,
-    expected: Value,
-    config: Config,
-    shards: Shards,
-}
-
-/// Every directory under `tests/fixtures` with an `expected.json`; its subdirectories, if any, are a split model.
-fn fixtures() -> Vec<Fixture> {
-    let root = match std::env::var_os("COLIBRI_FIXTURES") {
-        Some(dir) => PathBuf::from(dir),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"),
-    };
-    let mut dirs = entries(&root);
-    dirs.retain(|dir| dir.join("expected.json").is_file());
-    assert!(!dirs.is_empty(), "no fixtures in {}", root.display());
-    dirs.iter().map(|dir| open(dir)).collect()
-}
-
-fn entries(dir: &Path) -> Vec<PathBuf> {
-    let mut dirs: Vec<_> = std::fs::read_dir(dir)
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .collect();
-    dirs.sort();
-    dirs
-}
-
-fn open(dir: &Path) -> Fixture {
-    let name = dir.file_name().unwrap().to_str().unwrap().to_string();
-    let mut parts = entries(dir);
-    parts.retain(|part| part.is_dir());
-    if parts.is_empty() {
-        parts.push(dir.to_path_buf());
-    }
-    let text = std::fs::read(dir.join("expected.json")).unwrap();
-    Fixture {
-        expected: serde_json::from_slice(&text).unwrap(),
-        config: Config::load(&parts[0]).unwrap_or_else(|e| panic!("{name}: {e}")),
-        shards: Shards::open(&parts).unwrap_or_else(|e| panic!("{name}: {e}")),
-        name,
-    }
-}
-
-impl Fixture {
-    fn model(&self) -> Model {
-        Model::load(&self.shards, self.config.clone(), LoadOptions::default())
-            .unwrap_or_else(|e| panic!("{}: {e}", self.name))
-    }
-
-    fn store(&self) -> ExpertStore {
-        let catalog = Catalog::new(&self.shards, &self.config);
-        ExpertStore::new(
-            self.shards.files().to_vec(),
-            catalog.unwrap_or_else(|e| panic!("{}: {e}", self.name)),
-        )
-    }
-
-    fn ids(&self, path: &str) -> Vec<u32> {
-        let list = self.expected.pointer(path).unwrap().as_array().unwrap();
-        list.iter().map(|id| id.as_u64().unwrap() as u32).collect()
-    }
-
-    fn floats(&self, path: &str) -> Vec<f32> {
-        let list = self.expected.pointer(path).unwrap().as_array().unwrap();
-        list.iter().map(|x| x.as_f64().unwrap() as f32).collect()
-    }
-}
+use common::{Fixture, fixtures};
 
 fn argmax(logits: &[f32]) -> u32 {
     let better = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
