@@ -1,7 +1,8 @@
 //! Speed of the matrix-vector products next to the memory they stream from.
 //!
-//! `cargo bench -p colibri-bench --bench kernels -- [MIB]` with the size of the large matrix (default 1024: it
-//! should be larger than the last-level cache). Every round runs all cases once, so that drift of the machine
+//! `cargo bench -p colibri-bench --bench kernels -- [MIB] [SECTION]` with the size of the large matrix (default
+//! 1024: it should be larger than the last-level cache) and a word of one section's title to run only that. The
+//! weights of the engine are on huge pages; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` gives the bench them too. Every round runs all cases once, so that drift of the machine
 //! hits them alike; medians are printed.
 
 use std::hint::black_box;
@@ -21,8 +22,20 @@ struct Case<'a> {
     run: Box<dyn FnMut() + 'a>,
 }
 
+/// Whether the section called `title` was asked for.
+fn selected(title: &str) -> bool {
+    let mut words = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with("--") && arg.parse::<usize>().is_err())
+        .peekable();
+    words.peek().is_none() || words.any(|word| title.contains(&word))
+}
+
 /// Runs the cases in turn, `ROUNDS` times, and prints the median of work per nanosecond.
 fn measure(title: &str, unit: &str, cases: &mut [Case<'_>]) {
+    if !selected(title) {
+        return;
+    }
     println!("\n{title}");
     let mut times = vec![Vec::new(); cases.len()];
     for round in 0..=ROUNDS {
@@ -46,19 +59,35 @@ fn measure(title: &str, unit: &str, cases: &mut [Case<'_>]) {
     }
 }
 
-/// Reads `bytes` as fast as plain code does, in tiles over the pool.
+/// Adds up `bytes` in tiles over the pool: no work but reading.
 fn read_all(pool: &Pool, bytes: &[u8]) {
-    let tile = 1 << 20;
+    let tile = 128 << 10;
     pool.run(bytes.len().div_ceil(tile), &|i| {
         let part = &bytes[i * tile..bytes.len().min((i + 1) * tile)];
-        let mut sums = [0u64; 16];
-        for block in part.chunks_exact(128) {
-            for (sum, word) in sums.iter_mut().zip(block.chunks_exact(8)) {
-                *sum = sum.wrapping_add(u64::from_le_bytes(word.try_into().unwrap()));
-            }
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the CPU has AVX2.
+            return unsafe { read_avx2(part) };
         }
-        black_box(sums);
+        read(part);
     });
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn read_avx2(bytes: &[u8]) {
+    read(bytes);
+}
+
+#[inline(always)]
+fn read(bytes: &[u8]) {
+    let mut sums = [0u64; 16];
+    for block in bytes.chunks_exact(128) {
+        for (sum, word) in sums.iter_mut().zip(block.chunks_exact(8)) {
+            *sum = sum.wrapping_add(u64::from_le_bytes(word.try_into().unwrap()));
+        }
+    }
+    black_box(sums);
 }
 
 fn matrix(format: Format, bytes: &[u8], cols: usize) -> Matrix<'_> {
@@ -158,17 +187,30 @@ fn main() {
         &mut cases,
     );
 
+    // The absorbed key projection of an attention layer: a block of rows a head.
     let mut cases = Vec::new();
     for pool in &pools {
+        const HEADS: usize = 64;
         let w = matrix(Format::Bf16, &bytes[..24 << 20], 512);
-        let (x, mut y) = (vec![0.5f32; w.rows], vec![0f32; 512]);
+        let rows = w.rows / HEADS;
+        let (x, mut y) = (vec![0.5f32; w.rows], vec![0f32; HEADS * 512]);
         cases.push(Case {
             name: format!("{} threads", pool.threads()),
             work: w.bytes.len() as f64,
-            run: Box::new(move || w.matmul_transposed(pool, &x, 1, &mut y)),
+            run: Box::new(move || {
+                pool.run_chunks(&mut y, 512, &|head, y| {
+                    let rows = head * rows..(head + 1) * rows;
+                    let x = &x[rows.clone()];
+                    w.rows(rows).matmul_transposed(pool, x, 1, y);
+                });
+            }),
         });
     }
-    measure("Transposed, BF16, 24 MiB, 512 columns", "GB/s", &mut cases);
+    measure(
+        "Transposed, BF16, 24 MiB, 64 heads of 512 columns",
+        "GB/s",
+        &mut cases,
+    );
 
     let pool = &pools[1];
     let hand_off = |pause_us: u64| {
@@ -186,7 +228,11 @@ fn main() {
         times.sort_by(f64::total_cmp);
         (times[500] / 1e3, times[990] / 1e3)
     };
-    println!("\nAn empty loop of two tiles on two threads (median, p99)");
+    let title = "An empty loop of two tiles on two threads (median, p99)";
+    if !selected(title) {
+        return;
+    }
+    println!("\n{title}");
     for pause in [0, 3, 20, 200] {
         let (median, p99) = hand_off(pause);
         println!("  {pause:>4} us after the last: {median:.2} us, {p99:.2} us");

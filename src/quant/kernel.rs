@@ -11,9 +11,8 @@ pub trait Kernel: Sync {
     /// [y.len(), cols] row-major; every element of `y` has `w.rows` values.
     fn matmul(&self, w: Matrix<'_>, x: &[f32], y: &mut [&mut [f32]]);
 
-    /// y[j] = fma(a[r], W[r, from + j], y[j]) for all rows r of `w`, ascending. `a` has `w.rows` values; `from` is a
-    /// multiple of 128 and `from + y.len()` at most `w.cols`.
-    fn add_rows(&self, w: Matrix<'_>, from: usize, a: &[f32], y: &mut [f32]);
+    /// y[j] = fma(a[r], W[r, j], y[j]) for all rows r of `w`, ascending. `a` has `w.rows` values, `y` has `w.cols`.
+    fn add_rows(&self, w: Matrix<'_>, a: &[f32], y: &mut [f32]);
 }
 
 /// An instruction set that kernels are written for.

@@ -36,8 +36,9 @@ compile_error!("weights are little-endian and used in place");
 /// Number of partial sums of a dot product.
 pub const LANES: usize = 32;
 
-/// Products that touch fewer weight bytes than this run on the calling thread: waking a helper costs more.
-const INLINE_BYTES: usize = 128 << 10;
+/// Products that touch fewer weight bytes than this run on the calling thread: they take about as long as waking a
+/// helper, 10 us.
+const INLINE_BYTES: usize = 256 << 10;
 /// Weight bytes of a tile: enough to make claiming it free, and small enough that the last tiles of two threads
 /// end together and that a tile stays in the L2 cache while several columns pass over it.
 const TILE_BYTES: usize = 128 << 10;
@@ -191,6 +192,9 @@ impl<'a> Matrix<'a> {
         }
         let kernel = kernel::kernel(self.format);
         let band = self.band(pool, n);
+        if n == 1 && band == self.rows {
+            return kernel.matmul(*self, x, &mut [y]);
+        }
         let mut parts = bands(y, self.rows, band);
         pool.run_chunks(&mut parts, n, &|tile, y| {
             let start = tile * band;
@@ -215,11 +219,14 @@ impl<'a> Matrix<'a> {
     /// # Panics
     /// When `row` is not below `rows`, or `y` has another length.
     pub fn add_row(&self, row: usize, a: f32, y: &mut [f32]) {
-        kernel::kernel(self.format).add_rows(self.rows(row..row + 1), 0, &[a], y);
+        kernel::kernel(self.format).add_rows(self.rows(row..row + 1), &[a], y);
     }
 
     /// y = transpose(W) x for `n` columns: `x` is [n, rows], `y` is [n, cols], both row-major. Rows are added in
     /// ascending order. For a block of rows (one head of `kv_b`) call it on [`Matrix::rows`].
+    ///
+    /// Threads share the columns only, because parts of rows stream badly: with one column, run the blocks of rows
+    /// of a large matrix in parallel instead (a call inside [`Pool::run`] stays on its thread).
     ///
     /// # Panics
     /// When `x` or `y` has another length.
@@ -229,20 +236,17 @@ impl<'a> Matrix<'a> {
             return;
         }
         let kernel = kernel::kernel(self.format);
-        let band = if self.bytes.len().saturating_mul(n) < INLINE_BYTES {
-            self.cols
-        } else {
-            // Whole groups of every format, and cache lines that no two threads write.
-            self.cols.div_ceil(2 * pool.threads()).next_multiple_of(128)
+        let product = |c: usize, y: &mut [f32]| {
+            y.fill(0.0);
+            kernel.add_rows(*self, &x[c * self.rows..(c + 1) * self.rows], y);
         };
-        let mut parts = bands(y, self.cols, band);
-        pool.run_chunks(&mut parts, n, &|tile, y| {
-            for (c, y) in y.iter_mut().enumerate() {
-                y.fill(0.0);
-                let x = &x[c * self.rows..(c + 1) * self.rows];
-                kernel.add_rows(*self, tile * band, x, y);
+        if self.bytes.len().saturating_mul(n) < INLINE_BYTES {
+            for (c, y) in y.chunks_mut(self.cols).enumerate() {
+                product(c, y);
             }
-        });
+        } else {
+            pool.run_chunks(y, self.cols, &product);
+        }
     }
 }
 
@@ -273,7 +277,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// When the lengths differ.
 pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len());
-    kernel::kernel(Format::F32).add_rows(row(x), 0, &[a], y);
+    kernel::kernel(Format::F32).add_rows(row(x), &[a], y);
 }
 
 /// `values` as a matrix of one row.

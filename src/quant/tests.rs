@@ -147,7 +147,7 @@ fn check(format: Format, rows: usize, cols: usize, n: usize, seed: u64, edges: b
 
         let mut y = vec![0f32; n * cols];
         for (c, y) in y.chunks_mut(cols.max(1)).enumerate() {
-            kernel.add_rows(w, 0, &a[c * rows..(c + 1) * rows], y);
+            kernel.add_rows(w, &a[c * rows..(c + 1) * rows], y);
         }
         assert_eq!(bits(&y), bits(&expected_transposed), "{isa:?} {format}");
     }
@@ -232,7 +232,7 @@ fn every_half_converts_exactly() {
             .collect();
         for isa in Isa::available() {
             let mut y = vec![0f32; 1 << 16];
-            kernel_for(format, isa).add_rows(w, 0, &[1.0], &mut y);
+            kernel_for(format, isa).add_rows(w, &[1.0], &mut y);
             assert_eq!(bits(&y), bits(&expected), "{isa:?} {format}");
         }
     }

@@ -81,6 +81,24 @@ impl<E: Load8> Blocks<E> for Path {
     }
 }
 
+/// How far ahead of the loads weights are asked for, in bytes. The hardware's own prefetch stops at page ends and
+/// leaves about 8% of the memory bandwidth unused with 2-byte weights.
+const AHEAD: usize = 2048;
+
+/// Asks for the `size` bytes that are [`AHEAD`] of `p`, which may be outside the matrix.
+#[inline(always)]
+pub(super) fn prefetch(p: *const u8, size: usize) {
+    for line in (0..size).step_by(64) {
+        let at = p.wrapping_add(AHEAD + line);
+        // The intrinsic is safe from some version of Rust on.
+        #[allow(unused_unsafe)]
+        // SAFETY: a prefetch has no effect on an address that cannot be read.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(at.cast())
+        };
+    }
+}
+
 /// The lanes of R rows times C columns.
 type Lanes<const R: usize, const C: usize> = [[[__m256; REGISTERS]; C]; R];
 
@@ -139,12 +157,17 @@ fn dot<E: Load8, const R: usize, const C: usize>(
 /// # Safety
 /// Every pointer has `LANES` readable elements.
 #[inline]
+// Three nested counts over four arrays read best as counts.
+#[allow(clippy::needless_range_loop)]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn step<E: Load8, const R: usize, const C: usize>(
     w: [*const u8; R],
     x: [*const f32; C],
     lanes: &mut Lanes<R, C>,
 ) {
+    for w in w {
+        prefetch(w, LANES * E::BYTES);
+    }
     for k in 0..REGISTERS {
         for r in 0..R {
             // SAFETY: k * REGISTER + REGISTER <= LANES elements.

@@ -139,12 +139,17 @@ fn dot<E: Load16, const R: usize, const C: usize>(
 /// # Safety
 /// Every pointer has `LANES` readable elements.
 #[inline]
+// Three nested counts over four arrays read best as counts.
+#[allow(clippy::needless_range_loop)]
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
 unsafe fn step<E: Load16, const R: usize, const C: usize>(
     w: [*const u8; R],
     x: [*const f32; C],
     lanes: &mut Lanes<R, C>,
 ) {
+    for w in w {
+        avx2::prefetch(w, LANES * E::BYTES);
+    }
     for k in 0..REGISTERS {
         for r in 0..R {
             // SAFETY: k * REGISTER + REGISTER <= LANES elements.

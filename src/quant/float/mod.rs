@@ -110,15 +110,10 @@ impl<E: Element, P: Blocks<E>> Kernel for Floats<E, P> {
         }
     }
 
-    fn add_rows(&self, w: Matrix<'_>, from: usize, a: &[f32], y: &mut [f32]) {
-        assert_eq!(a.len(), w.rows);
-        assert!(from <= w.cols && y.len() <= w.cols - from);
+    fn add_rows(&self, w: Matrix<'_>, a: &[f32], y: &mut [f32]) {
+        assert_eq!((a.len(), y.len()), (w.rows, w.cols));
         let stride = w.cols * E::BYTES;
-        let size = y.len() * E::BYTES;
-        let part = |r: usize| {
-            let start = r * stride + from * E::BYTES;
-            &w.bytes[start..start + size]
-        };
+        let part = |r: usize| &w.bytes[r * stride..(r + 1) * stride];
         let mut row = 0;
         while row + AXPY_ROWS <= w.rows {
             let parts: [&[u8]; AXPY_ROWS] = std::array::from_fn(|r| part(row + r));
