@@ -30,7 +30,7 @@ impl Dir {
 
     /// A shard of these entries, and these bytes of data.
     pub fn shard(&self, file: &str, entries: &[String], data: &[u8]) {
-        self.shard_of(file, &format!("{{{}}}", entries.join(",")), data);
+        self.shard_of(file, format!("{{{}}}", entries.join(",")), data);
     }
 
     /// A shard with this text as its header.
@@ -48,7 +48,7 @@ impl Dir {
     /// A shard of one tensor `t` of `len` bytes, all holes but the given (position, bytes).
     pub fn sparse(&self, file: &str, dtype: &str, elements: u64, len: u64, parts: &[(u64, &[u8])]) {
         let entry = entry("t", dtype, &[elements], 0, len);
-        self.shard(file, &[entry.clone()], &[]);
+        self.shard(file, std::slice::from_ref(&entry), &[]);
         let file = fs::File::options()
             .write(true)
             .open(self.path().join(file))
