@@ -1,0 +1,153 @@
+//! Which files of which directories are shards, and whether all are there.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use colibri_uring::shards::{ShardError, Shards};
+
+use crate::files::{Dir, entry};
+
+fn one(dir: &Dir, file: &str, tensor: &str) {
+    dir.shard(file, &[entry(tensor, "U8", &[1], 0, 1)], &[7]);
+}
+
+#[test]
+fn a_model_split_over_directories() {
+    let (first, second) = (Dir::new(), Dir::new());
+    one(&first, "b.safetensors", "b");
+    one(&first, "a.safetensors", "a");
+    one(&second, "a.safetensors", "c");
+    let dirs = [first.path().to_path_buf(), second.path().to_path_buf()];
+    let shards = Shards::open(&dirs).unwrap();
+    assert_eq!(shards.dirs(), dirs);
+    assert_eq!(shards.len(), 3);
+    let names: Vec<_> = shards.iter().map(|t| t.name).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    let of: Vec<_> = (0..3).map(|file| shards.dir_of(file)).collect();
+    assert_eq!(of, [0, 0, 1]);
+    assert_eq!(shards.get("c").unwrap().file, 2);
+    let text = shards.get("d").unwrap_err().to_string();
+    for part in [
+        "tensor d",
+        &dirs[0].display().to_string(),
+        &dirs[1].display().to_string(),
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn only_regular_files_of_that_name_are_shards() {
+    let dir = Dir::new();
+    let elsewhere = Dir::new();
+    one(&elsewhere, "blob", "linked");
+    symlink(
+        elsewhere.path().join("blob"),
+        dir.path().join("link.safetensors"),
+    )
+    .unwrap();
+    fs::create_dir(dir.path().join("directory.safetensors")).unwrap();
+    fs::write(dir.path().join(".hidden.safetensors"), "junk").unwrap();
+    fs::write(dir.path().join("model.safetensors.part"), "junk").unwrap();
+    let shards = Shards::open(&dir.dirs()).unwrap();
+    assert_eq!(shards.files().len(), 1);
+    assert!(shards.find("linked").is_some());
+
+    symlink("nowhere", dir.path().join("broken.safetensors")).unwrap();
+    let error = Shards::open(&dir.dirs()).unwrap_err();
+    assert!(matches!(error, ShardError::File(_)));
+    assert!(error.to_string().contains("broken.safetensors"));
+}
+
+#[test]
+fn directories_that_cannot_be() {
+    assert!(matches!(
+        Shards::open(&[]).unwrap_err(),
+        ShardError::NoDirectory
+    ));
+    let dir = Dir::new();
+    let error = Shards::open(&dir.dirs()).unwrap_err();
+    assert!(matches!(error, ShardError::NoShards { dir: d } if d == dir.path()));
+    let missing = dir.path().join("missing");
+    let error = Shards::open(std::slice::from_ref(&missing)).unwrap_err();
+    assert!(matches!(error, ShardError::List { dir: d, .. } if d == missing));
+    one(&dir, "a.safetensors", "a");
+    let file = dir.path().join("a.safetensors");
+    let error = Shards::open(std::slice::from_ref(&file)).unwrap_err();
+    assert!(matches!(error, ShardError::List { dir: d, .. } if d == file));
+}
+
+#[test]
+fn a_directory_given_twice() {
+    let dir = Dir::new();
+    one(&dir, "a.safetensors", "a");
+    let link = Dir::new();
+    symlink(dir.path(), link.path().join("same")).unwrap();
+    for other in [
+        dir.path().to_path_buf(),
+        dir.path().join("."),
+        link.path().join("same"),
+    ] {
+        let error = Shards::open(&[dir.path().to_path_buf(), other.clone()]).unwrap_err();
+        assert!(matches!(error, ShardError::SameDirectory { second, .. } if second == other));
+    }
+}
+
+#[test]
+fn a_directory_without_permission() {
+    let dir = Dir::new();
+    let closed = dir.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
+    // Root may list everything, so the attempt is made by a thread that has become somebody else.
+    let error = std::thread::spawn({
+        let closed = closed.clone();
+        move || {
+            if rustix::process::geteuid().is_root() {
+                let nobody = rustix::thread::Uid::from_raw(65534);
+                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            }
+            Shards::open(&[closed]).unwrap_err()
+        }
+    })
+    .join()
+    .unwrap();
+    assert!(error.to_string().contains(&closed.display().to_string()));
+    assert!(matches!(error, ShardError::List { source, .. }
+        if source.kind() == std::io::ErrorKind::PermissionDenied));
+}
+
+#[test]
+fn an_incomplete_download() {
+    let list = |map: &str| format!(r#"{{"metadata":{{"total_size":2}},"weight_map":{{{map}}}}}"#);
+    let name = "model.safetensors.index.json";
+    let dir = Dir::new();
+    one(&dir, "one.safetensors", "a");
+    let both = list(r#""a":"one.safetensors","b":"two.safetensors""#);
+    fs::write(dir.path().join(name), &both).unwrap();
+    let error = Shards::open(&dir.dirs()).unwrap_err();
+    match &error {
+        ShardError::Incomplete { shard, tensor, .. } => {
+            assert_eq!((shard.as_str(), tensor.as_str()), ("two.safetensors", "b"));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(error.to_string().contains(name));
+
+    // The other half may be on another drive.
+    let second = Dir::new();
+    one(&second, "two.safetensors", "b");
+    Shards::open(&[dir.path().to_path_buf(), second.path().to_path_buf()]).unwrap();
+
+    // A converter's output beside the list of what it read.
+    let stale = list(r#""a":"original-1.safetensors""#);
+    fs::write(dir.path().join(name), stale).unwrap();
+    Shards::open(&dir.dirs()).unwrap();
+
+    for bad in [&both[..20], "[]", r#"{"weight_map":{"a":1}}"#] {
+        fs::write(dir.path().join(name), bad).unwrap();
+        let error = Shards::open(&dir.dirs()).unwrap_err();
+        assert!(matches!(error, ShardError::BadList { .. }), "{error}");
+    }
+}
