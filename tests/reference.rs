@@ -1,99 +1,16 @@
 //! The model against the reference: greedy tokens, the argmax at every position and the last logits of every
 //! fixture, and the invariants that the logits are bit-identical for.
 
-use std::path::{Path, PathBuf};
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use colibri_ring::engine::Options;
-use colibri_ring::replica::DirectMode;
-use colibri_uring::config::Config;
 use colibri_uring::model::{LoadOptions, Model, ModelError, Session, SessionOptions, Sparsity};
 use colibri_uring::pool::Pool;
-use colibri_uring::shards::Shards;
-use colibri_uring::stream::slots::{Budget, slots};
-use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
-use serde_json::Value;
 
-struct Fixture {
-    name: String,
-    expected: Value,
-    config: Config,
-    shards: Shards,
-}
-
-/// Every directory under `tests/fixtures` with an `expected.json`; its subdirectories, if any, are a split model.
-fn fixtures() -> Vec<Fixture> {
-    let root = match std::env::var_os("COLIBRI_FIXTURES") {
-        Some(dir) => PathBuf::from(dir),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"),
-    };
-    let mut dirs = entries(&root);
-    dirs.retain(|dir| dir.join("expected.json").is_file());
-    assert!(!dirs.is_empty(), "no fixtures in {}", root.display());
-    dirs.iter().map(|dir| open(dir)).collect()
-}
-
-fn entries(dir: &Path) -> Vec<PathBuf> {
-    let mut dirs: Vec<_> = std::fs::read_dir(dir)
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .collect();
-    dirs.sort();
-    dirs
-}
-
-fn open(dir: &Path) -> Fixture {
-    let name = dir.file_name().unwrap().to_str().unwrap().to_string();
-    let mut parts = entries(dir);
-    parts.retain(|part| part.is_dir());
-    if parts.is_empty() {
-        parts.push(dir.to_path_buf());
-    }
-    let text = std::fs::read(dir.join("expected.json")).unwrap();
-    Fixture {
-        expected: serde_json::from_slice(&text).unwrap(),
-        config: Config::load(&parts[0]).unwrap_or_else(|e| panic!("{name}: {e}")),
-        shards: Shards::open(&parts).unwrap_or_else(|e| panic!("{name}: {e}")),
-        name,
-    }
-}
-
-impl Fixture {
-    fn model(&self) -> Model {
-        Model::load(&self.shards, self.config.clone(), LoadOptions::default())
-            .unwrap_or_else(|e| panic!("{}: {e}", self.name))
-    }
-
-    fn store(&self) -> ExpertStore {
-        self.store_with(Lookahead::Auto)
-    }
-
-    fn store_with(&self, lookahead: Lookahead) -> ExpertStore {
-        let catalog = Catalog::new(&self.shards, &self.config);
-        let catalog = catalog.unwrap_or_else(|e| panic!("{}: {e}", self.name));
-        let files = ExpertFiles::new(&self.shards, catalog, DirectMode::Auto).unwrap();
-        let top_k = self.config.num_experts_per_tok;
-        let budget = Budget::SlotsPerLayer(1);
-        let slots = slots(&files.footprints(), files.moe_layers(), top_k, budget).unwrap();
-        let options = StoreOptions {
-            slots,
-            lookahead,
-            engine: Options::default(),
-        };
-        ExpertStore::new(files, top_k, options).unwrap_or_else(|e| panic!("{}: {e}", self.name))
-    }
-
-    fn ids(&self, path: &str) -> Vec<u32> {
-        let list = self.expected.pointer(path).unwrap().as_array().unwrap();
-        list.iter().map(|id| id.as_u64().unwrap() as u32).collect()
-    }
-
-    fn floats(&self, path: &str) -> Vec<f32> {
-        let list = self.expected.pointer(path).unwrap().as_array().unwrap();
-        list.iter().map(|x| x.as_f64().unwrap() as f32).collect()
-    }
-}
+use colibri_uring::stream::Lookahead;
+use common::{Fixture, fixtures};
 
 fn argmax(logits: &[f32]) -> u32 {
     let better = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
@@ -149,10 +66,16 @@ fn check_score(fixture: &Fixture, model: &Model, expected: &str) -> f32 {
     };
     session.score(&ids, each).unwrap();
     let name = &fixture.name;
-    assert_eq!(best, fixture.ids(&format!("{expected}/argmax")), "{name}");
-    let error = difference(&logprobs, &fixture.floats(&format!("{expected}/logprobs")));
-    assert!(error < 1e-3, "{name}: logprobs differ by {error}");
-    let error = difference(&last, &fixture.floats(&format!("{expected}/last_logits")));
+    assert_eq!(best, fixture.ids(&format!("/{expected}/argmax")), "{name}");
+    if !logprobs.is_empty() {
+        let nll = -logprobs.iter().sum::<f32>() / logprobs.len() as f32;
+        let expected = fixture.expected[expected]["nll"].as_f64().unwrap() as f32;
+        assert!(
+            (nll - expected).abs() < 1e-3,
+            "{name}: nll {nll}, not {expected}"
+        );
+    }
+    let error = difference(&last, &fixture.floats(&format!("/{expected}/last_logits")));
     assert!(error < 1e-3, "{name}: logits differ by {error}");
     assert_eq!(session.stats().kv_bytes, model.kv_bytes(ids.len()));
     error
@@ -164,13 +87,13 @@ fn scores_equal_the_reference() {
         if fixture.expected.get("score").is_none() {
             continue;
         }
-        let error = check_score(&fixture, &fixture.model(), "/score");
+        let error = check_score(&fixture, &fixture.model(), "score");
         println!("{}: largest logit error {error:e}", fixture.name);
         if fixture.expected.get("dense_score").is_some() {
             let options = LoadOptions { dsa: false };
             let model = Model::load(&fixture.shards, fixture.config.clone(), options).unwrap();
             assert_eq!(model.sparsity(), Sparsity::Off);
-            let error = check_score(&fixture, &model, "/dense_score");
+            let error = check_score(&fixture, &model, "dense_score");
             println!(
                 "{}: largest logit error without DSA {error:e}",
                 fixture.name

@@ -45,7 +45,7 @@ impl Dir {
         fs::write(self.path().join(file), bytes).unwrap();
     }
 
-    /// A shard of one U8 tensor `t` of `len` bytes, all holes but the given (position, bytes).
+    /// A shard of one tensor `t` of `len` bytes, all holes but the given (position, bytes).
     pub fn sparse(&self, file: &str, dtype: &str, elements: u64, len: u64, parts: &[(u64, &[u8])]) {
         let entry = entry("t", dtype, &[elements], 0, len);
         self.shard(file, std::slice::from_ref(&entry), &[]);
