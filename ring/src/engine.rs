@@ -174,6 +174,12 @@ impl Engine {
         self.slabs[slab.index()].state
     }
 
+    /// The reads asked for from here on are one batch: what somebody needs together, and waits for. A device that
+    /// saves on entries into the kernel returns the first completions of a batch one by one.
+    pub fn begin_batch(&mut self) {
+        self.unsent.push(Command::BeginBatch);
+    }
+
     /// Asks for `layout` to be read into a free slab. Nothing starts before [`Engine::flush`].
     ///
     /// # Panics
@@ -307,6 +313,7 @@ impl Engine {
 
 /// What the engine tells the ring thread.
 enum Command {
+    BeginBatch,
     Push(SlabId, Priority, Vec<Chunk>),
     Promote(SlabId),
     DropWaiting(SlabId),
@@ -501,6 +508,7 @@ fn serve<D: Device>(mut driver: Driver<D>, shared: &Shared) {
         };
         for command in commands.drain(..) {
             match command {
+                Command::BeginBatch => driver.begin_batch(),
                 Command::Push(slab, priority, chunks) => {
                     driver.scheduler.push(slab, priority, &chunks, &mut events);
                 }

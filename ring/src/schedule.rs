@@ -250,10 +250,10 @@ impl Scheduler {
 
     /// The next read for a drive, if it has room and there is one that it has a copy for.
     pub fn next(&mut self, drive: usize, now: Duration) -> Option<Op> {
-        if !self.drives[drive].has_room() {
-            return None;
-        }
         for priority in [Priority::Demand, Priority::Speculative] {
+            if !self.drives[drive].has_room(priority) {
+                return None;
+            }
             for q in 0..self.queues[priority as usize].len() {
                 let slab = self.queues[priority as usize][q];
                 let job = self.jobs[slab.index()]

@@ -152,6 +152,7 @@ impl ExpertStore {
     /// # Errors
     /// When the engine has stopped.
     pub fn want(&mut self, layer: usize, ids: &[u32], want: Want) -> Result<(), StreamError> {
+        self.engine.begin_batch();
         match want {
             Want::Demand => self.demand(layer, ids)?,
             Want::Hint => {
@@ -165,14 +166,13 @@ impl ExpertStore {
     }
 
     fn demand(&mut self, layer: usize, ids: &[u32]) -> Result<(), StreamError> {
-        debug_assert!(self.demands.iter().all(|d| d.stage == Stage::Done));
         while let Some(event) = self.engine.poll()? {
             self.handle(event)?;
         }
+        self.give_up_demands();
         self.layer = layer;
         self.guesses.clear();
         self.settle_guesses(layer, ids);
-        self.demands.clear();
         for &expert in ids {
             let stage = match self.cache.slab(Key { layer, expert }) {
                 Some(slab) => {
@@ -194,6 +194,20 @@ impl ExpertStore {
             self.demands.push(Demand { expert, stage });
         }
         self.start_demands()
+    }
+
+    /// Demands are left over only after an error: their slabs are ordinary ones again.
+    fn give_up_demands(&mut self) {
+        self.lent = None;
+        for demand in std::mem::take(&mut self.demands) {
+            if let Stage::GateUp(slab) | Stage::Down(slab) = demand.stage {
+                if self.engine.state(slab) == SlabState::Full {
+                    self.cache.set_busy(slab, false);
+                } else {
+                    self.engine.abandon(slab);
+                }
+            }
+        }
     }
 
     /// The router of `layer` has decided: guesses that came true are counted, the others make room.
