@@ -15,7 +15,7 @@ use std::thread;
 use tokio::task::JoinSet;
 use tokio_uring::buf::BoundedBuf;
 
-use crate::engine::EngineKind;
+use crate::device::EngineKind;
 use crate::file::{File, FileError};
 
 /// Bytes of the length in front of a header.

@@ -8,7 +8,6 @@ use hdrhistogram::Histogram;
 
 use crate::arena::SLAB_ALIGN;
 use crate::file::File;
-use crate::schedule::Priority;
 
 /// Whether reads bypass the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -172,9 +171,6 @@ impl Default for Window {
     }
 }
 
-/// Speculation may have this fraction of a drive's window in flight.
-const SPECULATIVE_SHARE: u64 = 4;
-
 /// A drive: everything with the same `st_dev`.
 #[derive(Debug)]
 pub(crate) struct Drive {
@@ -185,14 +181,10 @@ pub(crate) struct Drive {
 }
 
 impl Drive {
-    /// Whether it can take a read of that priority. Speculation may fill only a part of the window: a demand that comes up
-    /// waits until what is at the drive has been read.
-    pub(crate) fn has_room(&self, priority: Priority) -> bool {
-        let bytes = match priority {
-            Priority::Demand => self.window.bytes,
-            Priority::Speculative => self.window.bytes / SPECULATIVE_SHARE,
-        };
-        self.reads_in_flight < self.window.reads && self.bytes_in_flight < bytes.max(1)
+    /// Whether it can take a read that may use a `1 / share` of the window.
+    pub(crate) fn has_room(&self, share: u64) -> bool {
+        let bytes = (self.window.bytes / share).max(1);
+        self.reads_in_flight < self.window.reads && self.bytes_in_flight < bytes
     }
 }
 

@@ -23,6 +23,18 @@ pub enum Priority {
     Speculative,
 }
 
+impl Priority {
+    /// Reads of this priority may fill a `1 / share` of a drive's window. A demand that comes up waits until what is at the
+    /// drive has been read, so speculation gets a quarter: against a full window of guesses, decoding with
+    /// guesses went from 0.6 to 0.96 times the speed without.
+    fn share(self) -> u64 {
+        match self {
+            Priority::Demand => 1,
+            Priority::Speculative => 4,
+        }
+    }
+}
+
 /// What happened to a slab.
 #[derive(Debug)]
 pub enum Event {
@@ -251,7 +263,7 @@ impl Scheduler {
     /// The next read for a drive, if it has room and there is one that it has a copy for.
     pub fn next(&mut self, drive: usize, now: Duration) -> Option<Op> {
         for priority in [Priority::Demand, Priority::Speculative] {
-            if !self.drives[drive].has_room(priority) {
+            if !self.drives[drive].has_room(priority.share()) {
                 return None;
             }
             for q in 0..self.queues[priority as usize].len() {

@@ -140,7 +140,7 @@ impl ExpertStore {
     pub fn lookahead(&self) -> usize {
         match self.lookahead {
             Lookahead::Off => 0,
-            Lookahead::Auto => self.top_k,
+            Lookahead::Auto => self.top_k.div_ceil(4),
             Lookahead::Experts(k) => k,
         }
     }
