@@ -1,7 +1,6 @@
 //! The store: demands, guesses, and the order in which experts are handed out.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
 
 use colibri_ring::arena::SlabId;
 use colibri_ring::engine::{Engine, EngineError, Options, SlabState};
@@ -65,8 +64,6 @@ pub struct StreamStats {
     pub speculative_reads: u64,
     /// Of these, how many were then demanded.
     pub speculative_used: u64,
-    /// Time in which there was nothing to compute because reads were under way.
-    pub io_wait: Duration,
 }
 
 /// How far the computation of a demanded expert is.
@@ -156,8 +153,14 @@ impl ExpertStore {
         match want {
             Want::Demand => self.demand(layer, ids)?,
             Want::Hint => {
-                let keys = ids.iter().map(|&expert| Key { layer, expert });
-                self.guesses = keys.filter(|key| self.cache.slab(*key).is_none()).collect();
+                self.guesses.clear();
+                for key in ids.iter().map(|&expert| Key { layer, expert }) {
+                    match self.cache.slab(key) {
+                        // It should not make room for another guess.
+                        Some(slab) => self.cache.touch(slab),
+                        None => self.guesses.push_back(key),
+                    }
+                }
                 self.start_guesses()?;
             }
         }
@@ -309,10 +312,8 @@ impl ExpertStore {
                 return Ok(None);
             }
             self.engine.flush();
-            let start = Instant::now();
-            let event = self.engine.wait();
-            self.stats.io_wait += start.elapsed();
-            self.handle(event?)?;
+            let event = self.engine.wait()?;
+            self.handle(event)?;
         };
         let Demand { expert, stage } = self.demands[at];
         let locations = self.files.matrices(Key {
