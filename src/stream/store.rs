@@ -146,7 +146,7 @@ impl ExpertStore {
     }
 
     /// Asks for experts of `layer`, all different. `Demand`: they will be handed out by [`ExpertStore::next`], which must
-    /// be called until it returns `None` before the next demand; they may be more than there are slabs.
+    /// be called until it returns `None` or an error before the next demand; they may be more than there are slabs.
     /// `Hint`: they will probably be demanded next, the most likely first.
     ///
     /// # Errors
@@ -165,14 +165,13 @@ impl ExpertStore {
     }
 
     fn demand(&mut self, layer: usize, ids: &[u32]) -> Result<(), StreamError> {
-        debug_assert!(self.demands.iter().all(|d| d.stage == Stage::Done));
+        self.give_up_demands();
         while let Some(event) = self.engine.poll()? {
             self.handle(event)?;
         }
         self.layer = layer;
         self.guesses.clear();
         self.settle_guesses(layer, ids);
-        self.demands.clear();
         for &expert in ids {
             let stage = match self.cache.slab(Key { layer, expert }) {
                 Some(slab) => {
@@ -194,6 +193,20 @@ impl ExpertStore {
             self.demands.push(Demand { expert, stage });
         }
         self.start_demands()
+    }
+
+    /// After an error, demands are left that nobody will compute: their slabs may be reused when they are full. A read of
+    /// theirs that fails from now on is a failed guess.
+    fn give_up_demands(&mut self) {
+        let unfinished = self.demands.drain(..).filter_map(|d| match d.stage {
+            Stage::GateUp(slab) | Stage::Down(slab) => Some(slab),
+            Stage::NoSlab | Stage::Done => None,
+        });
+        for slab in unfinished.chain(self.lent.take()) {
+            if self.engine.state(slab) == SlabState::Full {
+                self.cache.set_busy(slab, false);
+            }
+        }
     }
 
     /// The router of `layer` has decided: guesses that came true are counted, the others make room.

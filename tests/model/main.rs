@@ -7,3 +7,4 @@ mod fixture;
 mod load;
 mod reference;
 mod stream;
+mod truncated;
