@@ -1,6 +1,6 @@
 //! The command line: argument parsing and printing only, one file a subcommand.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, Subcommand};
@@ -54,7 +54,8 @@ pub fn main() -> ExitCode {
         // The reader has seen enough (`| head -1`): not our failure, and nobody to tell.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", one_line(&error));
+            // Not `eprintln!`, which panics when stderr is full or closed; the exit code still tells.
+            let _ = writeln!(io::stderr(), "error: {}", one_line(&error));
             ExitCode::FAILURE
         }
     }
@@ -70,6 +71,8 @@ fn log_to_stderr(verbose: u8) {
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
         .without_time()
+        // Lines that cannot be written are lost; reporting that on the same stderr would panic.
+        .log_internal_errors(false)
         .init();
 }
 
@@ -102,7 +105,6 @@ fn one_line(error: &anyhow::Error) -> String {
 
 /// Prints the one JSON object of `--json`.
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    use io::Write;
     let mut out = io::BufWriter::new(io::stdout().lock());
     serde_json::to_writer(&mut out, value)?;
     out.write_all(b"\n")?;

@@ -138,16 +138,19 @@ fn attention_prefix(layer: usize) -> String {
     format!("model.layers.{layer}.self_attn")
 }
 
-/// Sparse attention needs the indexer of every full layer: if any has its tensors, all must.
+/// Sparse attention needs the indexer of every full layer: if one tensor of any is there, all must be.
 fn sparsity(loader: &Loader, config: &Config, options: LoadOptions) -> Sparsity {
-    let marker = |layer| Indexer::marker(&format!("{}.indexer", attention_prefix(layer)));
+    let any_tensor = |layer| {
+        let names = Indexer::names(&format!("{}.indexer", attention_prefix(layer)));
+        names.iter().any(|name| loader.has(name))
+    };
     let full = |layer: &usize| config.indexer[*layer] == IndexerKind::Full;
     let mut full_layers = (0..config.num_hidden_layers).filter(full);
     if config.index_topk == 0 {
         Sparsity::Zero
     } else if !options.dsa {
         Sparsity::Off
-    } else if full_layers.any(|layer| loader.has(&marker(layer))) {
+    } else if full_layers.any(any_tensor) {
         Sparsity::Active(config.index_topk)
     } else {
         Sparsity::Absent

@@ -143,7 +143,7 @@ impl ExpertStore {
     }
 
     /// Asks for experts of `layer`, all different. `Demand`: they will be handed out by [`ExpertStore::next`], which must
-    /// be called until it returns `None` before the next demand; they may be more than there are slabs.
+    /// be called until it returns `None` or an error before the next demand; they may be more than there are slabs.
     /// `Hint`: they will probably be demanded next, the most likely first.
     ///
     /// # Errors
@@ -169,10 +169,10 @@ impl ExpertStore {
     }
 
     fn demand(&mut self, layer: usize, ids: &[u32]) -> Result<(), StreamError> {
+        self.give_up_demands();
         while let Some(event) = self.engine.poll()? {
             self.handle(event)?;
         }
-        self.give_up_demands();
         self.layer = layer;
         self.guesses.clear();
         self.settle_guesses(layer, ids);
@@ -199,16 +199,16 @@ impl ExpertStore {
         self.start_demands()
     }
 
-    /// Demands are left over only after an error: their slabs are ordinary ones again.
+    /// After an error, demands are left that nobody will compute: their slabs may be reused when they are full. A read of
+    /// theirs that fails from now on is a failed guess.
     fn give_up_demands(&mut self) {
-        self.lent = None;
-        for demand in std::mem::take(&mut self.demands) {
-            if let Stage::GateUp(slab) | Stage::Down(slab) = demand.stage {
-                if self.engine.state(slab) == SlabState::Full {
-                    self.cache.set_busy(slab, false);
-                } else {
-                    self.engine.abandon(slab);
-                }
+        let unfinished = self.demands.drain(..).filter_map(|d| match d.stage {
+            Stage::GateUp(slab) | Stage::Down(slab) => Some(slab),
+            Stage::NoSlab | Stage::Done => None,
+        });
+        for slab in unfinished.chain(self.lent.take()) {
+            if self.engine.state(slab) == SlabState::Full {
+                self.cache.set_busy(slab, false);
             }
         }
     }

@@ -1,16 +1,14 @@
 //! The model against the reference: greedy tokens, the argmax at every position and the last logits of every
 //! fixture, and the invariants that the logits are bit-identical for.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use colibri_uring::model::{LoadOptions, Model, ModelError, Session, SessionOptions, Sparsity};
 use colibri_uring::pool::Pool;
-
 use colibri_uring::stream::Lookahead;
-use common::{Fixture, fixtures};
+
+use crate::fixture::{Fixture, fixtures};
 
 fn argmax(logits: &[f32]) -> u32 {
     let better = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
