@@ -1,6 +1,7 @@
 //! Scheduler and device together, driven by whichever thread owns them.
 
 use std::io;
+use std::time::Duration;
 
 use crate::device::{Completion, Device};
 use crate::schedule::{Event, Scheduler};
@@ -35,21 +36,26 @@ impl<D: Device> Driver<D> {
         }
     }
 
-    /// Fills every drive's window, waits for completions if anything is at the device, and hands them to the scheduler.
+    /// Fills every drive's window, waits for completions if `wait` is set and anything is at the device, and hands them to
+    /// the scheduler.
     ///
     /// # Errors
     /// When the device's kernel interface fails.
-    pub fn step(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+    pub fn step(&mut self, wait: bool, events: &mut Vec<Event>) -> io::Result<()> {
         let now = self.device.now();
         for drive in 0..self.scheduler.drives() {
             while let Some(op) = self.scheduler.next(drive, now) {
                 self.device.submit(op);
             }
         }
-        if self.scheduler.in_flight() == 0 {
+        if wait && self.scheduler.in_flight() == 0 {
             return Ok(());
         }
-        let min = self.completions_to_wait_for();
+        let min = if wait {
+            self.completions_to_wait_for()
+        } else {
+            0
+        };
         self.device.wait(min, &mut self.ended)?;
         let now = self.device.now();
         for ended in self.ended.drain(..) {
@@ -57,6 +63,11 @@ impl<D: Device> Driver<D> {
         }
         self.scheduler.stats.enters = self.device.enters();
         Ok(())
+    }
+
+    /// The device's time.
+    pub fn now(&self) -> Duration {
+        self.device.now()
     }
 
     /// New requests are about to be pushed.

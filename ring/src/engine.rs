@@ -14,10 +14,12 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use crate::arena::{Arena, Class, SlabId};
+use crate::command::{Command, Link};
 use crate::extent::{Layout, PARTS};
-use crate::replica::{Files, Stats, Window};
+use crate::replica::{Files, Replicas, Stats, Window};
 use crate::schedule::{Event, Priority, Scheduler};
-use crate::thread::{Command, RingThread};
+use crate::sim::{Clock, Inline, Sim, SimDrive};
+use crate::thread::RingThread;
 
 pub use crate::device::EngineKind;
 pub use crate::error::EngineError;
@@ -64,7 +66,7 @@ struct Slab {
 /// Reads ranges of files into slabs.
 pub struct Engine {
     // Declared before the arena: dropping it drains what is in flight.
-    thread: RingThread,
+    link: Box<dyn Link>,
     arena: Arc<Arena>,
     slabs: Vec<Slab>,
     align: u64,
@@ -86,28 +88,70 @@ impl Engine {
     /// # Errors
     /// [`EngineError`] when there is no memory for the slabs, or the device that was insisted on is not available.
     pub fn new(files: &Files, classes: &[Class], options: Options) -> Result<Engine, EngineError> {
+        Engine::with_link(files, classes, options, |arena, scheduler| {
+            Ok(Box::new(RingThread::start(
+                files,
+                arena,
+                scheduler,
+                options.kind,
+            )?))
+        })
+    }
+
+    /// An engine that reads nothing: `drives` are simulated on `clock`, and the copy of a file that belongs to drive i
+    /// of [`Replica::drive`](crate::replica::Replica) is read from `drives[i]`. Slabs hold zeros.
+    ///
+    /// # Errors
+    /// When there is no memory for the slabs.
+    ///
+    /// # Panics
+    /// When a file belongs to a drive that is not among `drives`.
+    pub fn simulated(
+        files: &Files,
+        classes: &[Class],
+        options: Options,
+        drives: Vec<SimDrive>,
+        clock: Clock,
+    ) -> Result<Engine, EngineError> {
+        let drive_of = |copies: &Replicas| copies.iter().map(|r| r.drive as usize).collect();
+        let drive_of: Vec<Vec<usize>> = files.replicas.iter().map(drive_of).collect();
+        assert!(
+            drive_of.iter().flatten().all(|drive| *drive < drives.len()),
+            "a drive is missing"
+        );
+        Engine::with_link(files, classes, options, |_, scheduler| {
+            Ok(Box::new(Inline::new(
+                Sim::new(drives, drive_of, clock),
+                scheduler,
+            )))
+        })
+    }
+
+    fn with_link(
+        files: &Files,
+        classes: &[Class],
+        options: Options,
+        link: impl FnOnce(Arc<Arena>, Scheduler) -> Result<Box<dyn Link>, EngineError>,
+    ) -> Result<Engine, EngineError> {
         let arena = Arc::new(Arena::new(classes)?);
         let scheduler = Scheduler::new(arena.slabs(), files, options.window);
-        let slabs = (0..arena.slabs())
-            .map(|_| Slab {
-                state: SlabState::Free,
-                layout: None,
-            })
-            .collect();
-        let thread = RingThread::start(files, arena.clone(), scheduler, options.kind)?;
+        let free = || Slab {
+            state: SlabState::Free,
+            layout: None,
+        };
         Ok(Engine {
-            thread,
+            link: link(arena.clone(), scheduler)?,
+            slabs: (0..arena.slabs()).map(|_| free()).collect(),
             arena,
-            slabs,
             align: files.align(),
             chunk_bytes: options.chunk_bytes,
             unsent: Vec::new(),
         })
     }
 
-    /// "uring" or "pread".
+    /// "uring", "pread" or "simulated".
     pub fn device(&self) -> &'static str {
-        self.thread.device
+        self.link.device()
     }
 
     /// Number of slabs.
@@ -186,7 +230,7 @@ impl Engine {
     /// Hands everything asked for since the last flush to the ring thread, as one batch.
     pub fn flush(&mut self) {
         if !self.unsent.is_empty() {
-            self.thread.send(&mut self.unsent);
+            self.link.send(&mut self.unsent);
         }
     }
 
@@ -195,7 +239,7 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Stopped`] when the ring thread has ended.
     pub fn poll(&mut self) -> Result<Option<Event>, EngineError> {
-        let event = self.thread.receive(false)?;
+        let event = self.link.receive(false)?;
         Ok(event.inspect(|event| self.apply(event)))
     }
 
@@ -204,7 +248,7 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Stopped`] when the ring thread has ended.
     pub fn wait(&mut self) -> Result<Event, EngineError> {
-        let event = self.thread.receive(true)?.expect("waits for one");
+        let event = self.link.receive(true)?.expect("waits for one");
         self.apply(&event);
         Ok(event)
     }

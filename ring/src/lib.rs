@@ -5,6 +5,7 @@
 //! when each part of that slab is complete.
 
 pub mod arena;
+mod command;
 pub mod device;
 pub mod driver;
 pub mod engine;
@@ -17,5 +18,6 @@ mod pread;
 pub mod probe;
 pub mod replica;
 pub mod schedule;
+pub mod sim;
 mod thread;
 mod uring;

@@ -28,6 +28,19 @@ pub struct Replica {
     pub file: Arc<File>,
     /// The directory that it came from, as an index that the caller chose: statistics are kept for each.
     pub source: usize,
+    /// The drive that holds it: copies with the same number share its bandwidth.
+    pub drive: u64,
+}
+
+impl Replica {
+    /// A copy on the drive that the file system names.
+    pub fn new(file: Arc<File>, source: usize) -> Replica {
+        Replica {
+            drive: file.drive(),
+            file,
+            source,
+        }
+    }
 }
 
 /// A file and its copies, primary first. All have the same bytes.
@@ -171,10 +184,10 @@ impl Default for Window {
     }
 }
 
-/// A drive: everything with the same `st_dev`.
+/// A drive: everything with the same [`Replica::drive`].
 #[derive(Debug)]
 pub(crate) struct Drive {
-    pub(crate) st_dev: u64,
+    pub(crate) id: u64,
     pub(crate) window: Window,
     pub(crate) reads_in_flight: usize,
     pub(crate) bytes_in_flight: u64,

@@ -100,8 +100,8 @@ struct InFlight {
     since: Duration,
 }
 
-/// How often a read may be interrupted (EINTR, EAGAIN) before that counts as a failure.
-const MAX_INTERRUPTIONS: u16 = 1000;
+/// How often a read may be interrupted (EINTR, EAGAIN, less than an aligned block) before that counts as a failure.
+const MAX_INTERRUPTIONS: u16 = 100;
 
 /// Decides which chunk goes to which drive next, and keeps the books of every slab being filled.
 #[derive(Debug)]
@@ -123,23 +123,20 @@ impl Scheduler {
     /// A scheduler for `slabs` slabs and reads of `files`; each drive gets a `window`.
     pub fn new(slabs: usize, files: &Files, window: Window) -> Scheduler {
         let mut drives: Vec<Drive> = Vec::new();
-        let mut drive_of = |st_dev: u64| {
-            drives
-                .iter()
-                .position(|d| d.st_dev == st_dev)
-                .unwrap_or_else(|| {
-                    drives.push(Drive {
-                        st_dev,
-                        window,
-                        reads_in_flight: 0,
-                        bytes_in_flight: 0,
-                    });
-                    drives.len() - 1
-                })
+        let mut drive_of = |id: u64| {
+            drives.iter().position(|d| d.id == id).unwrap_or_else(|| {
+                drives.push(Drive {
+                    id,
+                    window,
+                    reads_in_flight: 0,
+                    bytes_in_flight: 0,
+                });
+                drives.len() - 1
+            })
         };
         let mut route = |(replica, direct): (&Replica, &bool)| Route {
             replica: replica.clone(),
-            drive: drive_of(replica.file.drive()),
+            drive: drive_of(replica.drive),
             direct: *direct,
             failed: false,
         };
@@ -376,6 +373,11 @@ impl Scheduler {
                 job.waiting.push_front(waiting);
                 None
             }
+            Ok(n) if n > 0 && waiting.interrupted < MAX_INTERRUPTIONS => {
+                waiting.interrupted += 1;
+                job.waiting.push_front(waiting);
+                None
+            }
             Ok(_) => Some(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
                 "the file ended: it was truncated after it was opened",
@@ -490,10 +492,7 @@ mod tests {
         temp.as_file().set_len(FILE_BYTES).unwrap();
         let file = Arc::new(File::open(temp.path()).unwrap());
         let copies = (0..copies)
-            .map(|source| Replica {
-                file: file.clone(),
-                source,
-            })
+            .map(|source| Replica::new(file.clone(), source))
             .collect();
         Files::new(vec![copies; files], DirectMode::Off).unwrap()
     }

@@ -3,28 +3,19 @@
 //! It sleeps in the device while reads are under way, and on a condition variable when there are none.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::arena::{Arena, SlabId};
+use crate::arena::Arena;
+use crate::command::{self, Command, Link};
 use crate::device::{Device, EngineKind, Waker};
 use crate::driver::Driver;
 use crate::error::EngineError;
-use crate::extent::Chunk;
 use crate::pread::Pread;
-use crate::replica::{Files, Stats};
-use crate::schedule::{Event, Priority, Scheduler};
+use crate::replica::Files;
+use crate::schedule::{Event, Scheduler};
 use crate::uring::Uring;
-
-/// What the engine tells the ring thread.
-pub(crate) enum Command {
-    BeginBatch,
-    Push(SlabId, Priority, Vec<Chunk>),
-    Promote(SlabId),
-    DropWaiting(SlabId),
-    Stats(Sender<Stats>),
-}
 
 /// Commands on their way to the ring thread.
 #[derive(Default)]
@@ -61,7 +52,7 @@ pub(crate) struct RingThread {
     shared: Arc<Shared>,
     waker: Waker,
     /// "uring" or "pread".
-    pub(crate) device: &'static str,
+    device: &'static str,
     handle: Option<JoinHandle<()>>,
 }
 
@@ -133,13 +124,6 @@ impl RingThread {
         })
     }
 
-    /// Hands over commands, as one batch.
-    pub(crate) fn send(&self, commands: &mut Vec<Command>) {
-        let mut outbox = lock(&self.shared.outbox);
-        outbox.commands.append(commands);
-        self.wake(outbox);
-    }
-
     fn wake(&self, outbox: MutexGuard<'_, Outbox>) {
         let in_device = outbox.in_device;
         drop(outbox);
@@ -149,9 +133,20 @@ impl RingThread {
             self.shared.sent.notify_one();
         }
     }
+}
 
-    /// The next event; sleeps until there is one if `wait` is set.
-    pub(crate) fn receive(&self, wait: bool) -> Result<Option<Event>, EngineError> {
+impl Link for RingThread {
+    fn device(&self) -> &'static str {
+        self.device
+    }
+
+    fn send(&mut self, commands: &mut Vec<Command>) {
+        let mut outbox = lock(&self.shared.outbox);
+        outbox.commands.append(commands);
+        self.wake(outbox);
+    }
+
+    fn receive(&mut self, wait: bool) -> Result<Option<Event>, EngineError> {
         let mut inbox = lock(&self.shared.inbox);
         loop {
             if let Some(event) = inbox.events.pop_front() {
@@ -216,23 +211,11 @@ fn serve<D: Device>(mut driver: Driver<D>, shared: &Shared) {
             outbox.in_device = true;
             outbox.stop
         };
-        for command in commands.drain(..) {
-            match command {
-                Command::BeginBatch => driver.begin_batch(),
-                Command::Push(slab, priority, chunks) => {
-                    driver.scheduler.push(slab, priority, &chunks, &mut events);
-                }
-                Command::Promote(slab) => driver.scheduler.promote(slab),
-                Command::DropWaiting(slab) => driver.scheduler.drop_waiting(slab, &mut events),
-                Command::Stats(reply) => {
-                    let _ = reply.send(driver.scheduler.stats.clone());
-                }
-            }
-        }
+        command::apply(&mut commands, &mut driver, &mut events);
         if stop {
             driver.scheduler.drop_all(&mut events);
         }
-        let result = driver.step(&mut events);
+        let result = driver.step(true, &mut events);
         if !events.is_empty() || result.is_err() {
             let mut inbox = lock(&shared.inbox);
             inbox.events.extend(events.drain(..));
