@@ -92,7 +92,7 @@ fn settings() {
             &["--threads", "3", "--engine", "pread", "--lookahead", "off"],
             &["--cache-slots", "0"],
             &["--cache-slots", "1"],
-            &["--cache-slots", "1000000000"],
+            &["--cache-slots", "18446744073709551615"],
             &["--ram", "64MiB"],
         ];
         for &settings in settings {
