@@ -5,7 +5,7 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 
-use crate::child::{error_of, finish, json_of, on_model};
+use crate::child::{error_of, finish, json_of, on_model, stderr};
 use crate::common::shipped;
 
 fn fixture(name: &str) -> PathBuf {
@@ -43,8 +43,8 @@ fn a_text_prompt_gives_the_reference_tokens_and_their_text() {
     }
     let printed = run("decode", &model, &["--prompt", prompt, "-n", &n]);
     let text = expected["text"].as_str().unwrap().to_owned() + "\n";
-    assert_eq!(String::from_utf8(printed.stdout).unwrap(), text);
-    assert!(printed.stderr.is_empty());
+    assert_eq!(String::from_utf8_lossy(&printed.stdout), text);
+    assert_eq!(stderr(&printed), "");
 }
 
 #[test]
