@@ -101,6 +101,7 @@ impl Uring {
                 iov_len: bytes,
             })
             .collect();
+        let mut refused = None;
         for count in (1..=regions.len()).rev() {
             // SAFETY: the regions stay mapped as long as the ring: the ring holds the arena, and drains before it drops.
             match unsafe { self.ring.submitter().register_buffers(&regions[..count]) } {
@@ -108,20 +109,24 @@ impl Uring {
                     self.registered = count;
                     break;
                 }
-                Err(e) if count == 1 || e.raw_os_error() != Some(libc::ENOMEM) => {
-                    tracing::warn!(
-                        "slabs are not registered with io_uring: {e} (raise the limit on locked memory: ulimit -l, \
-                         or LimitMEMLOCK= of the service)"
-                    );
-                    break;
+                Err(e) => {
+                    let fewer_may_do = e.raw_os_error() == Some(libc::ENOMEM);
+                    refused = Some(e);
+                    if !fewer_may_do {
+                        break;
+                    }
                 }
-                Err(_) => {}
             }
         }
-        if 0 < self.registered && self.registered < regions.len() {
+        if let Some(e) = refused {
+            let advice = match e.raw_os_error() {
+                Some(libc::ENOMEM) => {
+                    "; raise the limit on locked memory (ulimit -l, or LimitMEMLOCK= of the service)"
+                }
+                _ => "",
+            };
             tracing::warn!(
-                "{} of {} slab regions are registered with io_uring: raise the limit on locked memory \
-                 (ulimit -l, or LimitMEMLOCK= of the service)",
+                "{} of {} slab regions are registered with io_uring: {e}{advice}",
                 self.registered,
                 regions.len()
             );

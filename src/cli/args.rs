@@ -34,7 +34,7 @@ pub struct ModelArgs {
     )]
     pub lookahead: LookaheadArg,
     /// Compute threads [default: one for each CPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), env = "COLIBRI_THREADS")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS")]
     pub threads: Option<u16>,
     /// Sparse attention where the model has an indexer; off attends everything
     #[arg(long, value_enum, default_value = "on", env = "COLIBRI_DSA")]

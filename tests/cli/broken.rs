@@ -74,6 +74,14 @@ pub fn kind(name: &str) -> String {
     words.join(".")
 }
 
+/// A pipe with a name: who opens it waits for a writer.
+pub fn mkfifo(path: &Path) {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: the path is a C string that lives through the call.
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+}
+
 /// A model in a directory of its own.
 pub struct Broken {
     dir: TempDir,

@@ -4,9 +4,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::broken::Broken;
+use crate::broken::{Broken, mkfifo};
 use crate::child::{error_of, error_or_json, finish, json_of};
-use crate::hostile_shards::mkfifo;
 
 const MODEL: &str = "bf16-shared";
 
