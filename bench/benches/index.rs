@@ -138,7 +138,7 @@ fn measure(kind: &str, dir: PathBuf) -> io::Result<()> {
                 "uring" => EngineKind::Auto,
                 _ => EngineKind::Pread,
             };
-            let shards = Shards::open_with(&[dir], engine).map_err(io::Error::other)?;
+            let shards = Shards::open_with(&[dir], &[], engine).map_err(io::Error::other)?;
             (start.elapsed().as_secs_f64(), shards.len())
         }
     };

@@ -403,23 +403,36 @@ impl Scheduler {
         if let Some(e) = error {
             source.errors += 1;
             waiting.failed |= 1 << flight.copy;
-            let path = route.replica.file.path().to_owned();
-            if !route.failed {
-                route.failed = true;
-                tracing::warn!("a copy failed: {}: {e}", path.display());
-            }
+            let error = ReadError {
+                file: chunk.file,
+                path: route.replica.file.path().to_owned(),
+                offset: chunk.offset + waiting.done,
+                len: chunk.len - waiting.done,
+                source: e,
+            };
+            let known = std::mem::replace(&mut route.failed, true);
+            let source = route.replica.source;
             let copies = self.files[chunk.file as usize].len();
             if (0..copies).any(|c| waiting.failed & (1 << c) == 0) {
                 job.waiting.push_front(waiting);
+                // A file that was truncated says nothing about its neighbours; a drive that fails does.
+                let file_only = error.source.kind() == io::ErrorKind::UnexpectedEof;
+                if !known {
+                    let dir = error.path.parent().unwrap_or(&error.path);
+                    let what = if file_only { &error.path } else { dir };
+                    tracing::warn!(
+                        "{error}; {} is read only where no other copy is left",
+                        what.display()
+                    );
+                }
+                if !file_only {
+                    let routes = self.files.iter_mut().flatten();
+                    for route in routes.filter(|route| route.replica.source == source) {
+                        route.failed = true;
+                    }
+                }
             } else {
-                let (offset, len) = (chunk.offset + waiting.done, chunk.len - waiting.done);
-                job.error.get_or_insert(ReadError {
-                    file: chunk.file,
-                    path,
-                    offset,
-                    len,
-                    source: e,
-                });
+                job.error.get_or_insert(error);
             }
         }
         if !job.waiting.is_empty() {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
+use colibri_uring::shards::MAX_MIRRORS;
 
 use super::size::Size;
 
@@ -13,6 +14,9 @@ pub struct ModelArgs {
     /// Directory with config.json and *.safetensors; give it several times for a model split over drives
     #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
     pub model: Vec<PathBuf>,
+    /// Directory on another drive with copies of the model's files, read beside them; up to 4 times
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MIRROR")]
+    pub mirror: Vec<PathBuf>,
     /// Memory for everything, like 24GiB [default: what is available]
     #[arg(long, value_name = "SIZE", env = "COLIBRI_RAM")]
     pub ram: Option<Size>,
@@ -48,6 +52,16 @@ impl ModelArgs {
             || std::thread::available_parallelism().map_or(1, usize::from),
             usize::from,
         )
+    }
+}
+
+/// Ends the program when more mirrors are given than a model may have.
+pub fn check_mirrors(mirrors: &[PathBuf]) {
+    if mirrors.len() > MAX_MIRRORS {
+        super::wrong_usage(format!(
+            "--mirror is given {} times, at most {MAX_MIRRORS} are possible",
+            mirrors.len()
+        ));
     }
 }
 

@@ -14,7 +14,7 @@ use colibri_uring::sample::{Sampler, Sampling};
 use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
-use super::args::{Ids, ModelArgs};
+use super::args::{Ids, ModelArgs, check_mirrors};
 use super::open::{self, Opened};
 use super::printer::{Printer, nowhere};
 use super::size::human;
@@ -155,6 +155,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 /// Loads the model, generates and prints.
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
+    check_mirrors(&args.model.mirror);
     let input = Input::read(args)?;
     let opened = Opened::open(&args.model)?;
     let config = opened.model().config();

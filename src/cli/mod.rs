@@ -3,7 +3,8 @@
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-use clap::{ArgAction, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 mod args;
 mod decode;
@@ -61,6 +62,13 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// What clap cannot express in its derive: ends the program with exit code 2, the usage and this message.
+fn wrong_usage(message: String) -> ! {
+    Cli::command()
+        .error(ErrorKind::ValueValidation, message)
+        .exit()
+}
+
 fn log_to_stderr(verbose: u8) {
     let level = ["warn", "info", "debug", "trace"][usize::from(verbose.min(3))];
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
@@ -115,7 +123,6 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use anyhow::Context;
-    use clap::CommandFactory;
 
     use super::*;
 

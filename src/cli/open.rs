@@ -1,11 +1,10 @@
 //! From a directory to a model that runs: shards, config, memory plan, resident weights, expert store.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use colibri_ring::engine::{EngineKind, Options};
-use colibri_ring::replica::DirectMode;
+use colibri_ring::replica::{DirectMode, Stats};
 use colibri_uring::config::{Config, IndexerKind};
 use colibri_uring::model::{LoadOptions, Model, Phase, Session, SessionOptions};
 use colibri_uring::plan::{self, Experts, Needs, Wish};
@@ -13,7 +12,7 @@ use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
 
-use super::args::{DirectArg, DsaArg, EngineArg, LookaheadArg, ModelArgs};
+use super::args::{DirectArg, DsaArg, EngineArg, LookaheadArg, ModelArgs, check_mirrors};
 use super::interrupt;
 use super::size::human;
 use super::stats::{EngineStats, Latency, Replica};
@@ -22,7 +21,6 @@ use super::stats::{EngineStats, Latency, Replica};
 #[derive(Debug)]
 pub struct Opened {
     start: Instant,
-    dirs: Vec<PathBuf>,
     shards: Shards,
     model: Model,
     pool: Pool,
@@ -31,16 +29,16 @@ pub struct Opened {
 impl Opened {
     /// Reads the config and the index, and loads the resident weights.
     pub fn open(args: &ModelArgs) -> anyhow::Result<Opened> {
+        check_mirrors(&args.mirror);
         let start = Instant::now();
         let config = Config::load(&args.model[0])?;
-        let shards = Shards::open_with(&args.model, engine(args.engine))?;
+        let shards = Shards::open_with(&args.model, &args.mirror, engine(args.engine))?;
         let options = LoadOptions {
             dsa: args.dsa == DsaArg::On,
         };
         let model = Model::load(&shards, config, options)?;
         Ok(Opened {
             start,
-            dirs: args.model.clone(),
             shards,
             model,
             pool: Pool::new(args.threads()),
@@ -198,25 +196,36 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
             p99: latency.value_at_quantile(0.99),
             max: latency.max(),
         };
-        stats.replicas = (reads.sources.iter().zip(&opened.dirs).enumerate())
-            .map(|(i, (source, dir))| Replica {
-                dir: dir.clone(),
-                files: opened.files_of(i),
-                bytes: source.bytes,
-                reads: source.reads,
-                errors: source.errors,
-            })
-            .collect();
+        stats.replicas = opened.replicas(&reads);
     }
     stats
 }
 
 impl Opened {
-    /// Number of shards in the directory with this index.
-    fn files_of(&self, dir: usize) -> u64 {
-        let files = 0..self.shards.files().len();
-        files
-            .filter(|&file| self.shards.dir_of(file) == dir)
-            .count() as u64
+    /// What was read from each directory of the model and from each mirror.
+    fn replicas(&self, reads: &Stats) -> Vec<Replica> {
+        let shards = &self.shards;
+        let files = 0..shards.files().len();
+        let dirs = shards.dirs().iter().enumerate().map(|(i, dir)| {
+            let has = |file: &usize| shards.dir_of(*file) == i;
+            (dir, files.clone().filter(has).count())
+        });
+        let mirrors = shards.mirrors().iter().enumerate().map(|(i, dir)| {
+            let has = |file: &usize| shards.copies(*file).iter().any(|copy| copy.mirror == i);
+            (dir, files.clone().filter(has).count())
+        });
+        (dirs.chain(mirrors).enumerate())
+            .map(|(source, (dir, files))| {
+                // The last mirrors have no entry when they serve no file.
+                let read = reads.sources.get(source).copied().unwrap_or_default();
+                Replica {
+                    dir: dir.clone(),
+                    files: files as u64,
+                    bytes: read.bytes,
+                    reads: read.reads,
+                    errors: read.errors,
+                }
+            })
+            .collect()
     }
 }

@@ -9,7 +9,7 @@ use crate::files::{Dir, entry};
 
 /// The error of a directory, the same by either engine.
 fn refusal(dir: &Dir) -> ShardError {
-    let open = |engine| Shards::open_with(&dir.dirs(), engine).unwrap_err();
+    let open = |engine| Shards::open_with(&dir.dirs(), &[], engine).unwrap_err();
     let (ring, pread) = (open(EngineKind::Auto), open(EngineKind::Pread));
     assert_eq!(ring.to_string(), pread.to_string());
     assert_eq!(ring.to_string().lines().count(), 1);

@@ -65,7 +65,7 @@ fn f32_comes_as_it_is() {
         &[&[0; 3][..], &data].concat(),
     );
     for engine in [EngineKind::Auto, EngineKind::Pread] {
-        let shards = Shards::open_with(&dir.dirs(), engine).unwrap();
+        let shards = Shards::open_with(&dir.dirs(), &[], engine).unwrap();
         let read = shards.read_f32("t", Cache::Keep).unwrap();
         let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&read), bits(&values));
