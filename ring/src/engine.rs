@@ -72,6 +72,8 @@ pub struct Engine {
     align: u64,
     chunk_bytes: u64,
     unsent: Vec<Command>,
+    /// The next read begins a batch.
+    batch_begins: bool,
 }
 
 impl std::fmt::Debug for Engine {
@@ -146,6 +148,7 @@ impl Engine {
             align: files.align(),
             chunk_bytes: options.chunk_bytes,
             unsent: Vec::new(),
+            batch_begins: false,
         })
     }
 
@@ -172,7 +175,7 @@ impl Engine {
     /// The reads asked for from here on are one batch: what somebody needs together, and waits for. A device that
     /// saves on entries into the kernel returns the first completions of a batch one by one.
     pub fn begin_batch(&mut self) {
-        self.unsent.push(Command::BeginBatch);
+        self.batch_begins = true;
     }
 
     /// Asks for `layout` to be read into a free slab. Nothing starts before [`Engine::flush`].
@@ -196,6 +199,9 @@ impl Engine {
         );
         *state = SlabState::Filling([false; PARTS]);
         *held = Some(layout);
+        if std::mem::take(&mut self.batch_begins) {
+            self.unsent.push(Command::BeginBatch);
+        }
         self.unsent.push(Command::Push(slab, priority, chunks));
     }
 
@@ -297,7 +303,7 @@ impl Engine {
         unsafe { self.arena.borrow(slab, layout.places[range], wanted.len) }
     }
 
-    /// What the reads did so far.
+    /// What the reads did so far; `None` when the ring thread has ended.
     pub fn stats(&mut self) -> Option<Stats> {
         let (sender, receiver) = channel();
         self.unsent.push(Command::Stats(sender));

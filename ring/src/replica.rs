@@ -178,7 +178,7 @@ pub struct Window {
 impl Default for Window {
     fn default() -> Window {
         Window {
-            bytes: 16 << 20,
+            bytes: 8 << 20,
             reads: 64,
         }
     }
@@ -197,7 +197,8 @@ impl Drive {
     /// Whether it can take a read that may use a `1 / share` of the window.
     pub(crate) fn has_room(&self, share: u64) -> bool {
         let bytes = (self.window.bytes / share).max(1);
-        self.reads_in_flight < self.window.reads && self.bytes_in_flight < bytes
+        let reads = (self.window.reads / share as usize).max(1);
+        self.reads_in_flight < reads && self.bytes_in_flight < bytes
     }
 }
 

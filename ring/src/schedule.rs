@@ -546,7 +546,7 @@ mod tests {
             &files(1, 1),
             Window {
                 bytes: u64::MAX,
-                reads: 10,
+                reads: 100,
             },
         );
         let mut events = Vec::new();

@@ -22,6 +22,8 @@ use crate::uring::Uring;
 struct Outbox {
     commands: Vec<Command>,
     stop: bool,
+    /// Nobody takes commands any more.
+    stopped: bool,
     /// The ring thread is inside the device and has to be woken through it.
     in_device: bool,
 }
@@ -142,6 +144,11 @@ impl Link for RingThread {
 
     fn send(&mut self, commands: &mut Vec<Command>) {
         let mut outbox = lock(&self.shared.outbox);
+        if outbox.stopped {
+            // Dropped, so that nobody waits for an answer to them.
+            commands.clear();
+            return;
+        }
         outbox.commands.append(commands);
         self.wake(outbox);
     }
@@ -186,6 +193,10 @@ struct Stopped(Arc<Shared>);
 
 impl Drop for Stopped {
     fn drop(&mut self) {
+        let mut outbox = lock(&self.0.outbox);
+        outbox.stopped = true;
+        outbox.commands.clear();
+        drop(outbox);
         let mut inbox = lock(&self.0.inbox);
         inbox.stopped.get_or_insert_with(|| "it panicked".into());
         self.0.arrived.notify_all();

@@ -102,7 +102,8 @@ impl Uring {
             })
             .collect();
         let mut refused = None;
-        for count in (1..=regions.len()).rev() {
+        let mut count = regions.len();
+        while count > 0 {
             // SAFETY: the regions stay mapped as long as the ring: the ring holds the arena, and drains before it drops.
             match unsafe { self.ring.submitter().register_buffers(&regions[..count]) } {
                 Ok(()) => {
@@ -112,9 +113,8 @@ impl Uring {
                 Err(e) => {
                     let fewer_may_do = e.raw_os_error() == Some(libc::ENOMEM);
                     refused = Some(e);
-                    if !fewer_may_do {
-                        break;
-                    }
+                    // Every attempt touches what it registers, so few are made.
+                    count = if fewer_may_do { count / 2 } else { 0 };
                 }
             }
         }

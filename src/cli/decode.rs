@@ -14,8 +14,8 @@ use colibri_uring::sample::{Sampler, Sampling};
 use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
-use super::args::{Ids, ModelArgs, check_mirrors};
-use super::open::{self, Opened};
+use super::args::{Ids, ModelArgs};
+use super::open::{self, Indexed};
 use super::printer::{Printer, nowhere};
 use super::size::human;
 use super::stats::{Stats, peak_rss_bytes};
@@ -155,10 +155,9 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 /// Loads the model, generates and prints.
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
-    check_mirrors(&args.model.mirror);
     let input = Input::read(args)?;
-    let opened = Opened::open(&args.model)?;
-    let config = opened.model().config();
+    let indexed = Indexed::open(&args.model)?;
+    let config = indexed.config();
     check_ids(&input.prompt, config.vocab_size)?;
     let source = match &input.replay {
         Some(ids) => {
@@ -176,8 +175,8 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
             stop: config.eos_token_ids.clone(),
         },
     };
-    let mut session = opened.session(&args.model, input.context(args))?;
-    let load_seconds = opened.seconds_since_start();
+    let (opened, store) = indexed.load(&args.model, input.context(args))?;
+    let mut session = opened.session(store)?;
     let out = if args.json {
         nowhere()
     } else {
@@ -196,7 +195,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     )?;
     printer.finish()?;
     let stats = Stats {
-        load_seconds,
+        load_seconds: opened.load_seconds(),
         prefill_seconds: generated.prefill.as_secs_f64(),
         decode_seconds: generated.decode.as_secs_f64(),
         tokens_per_second: rate(&generated),

@@ -4,7 +4,6 @@ use crate::config::{Config, IndexerKind, MlpKind};
 use crate::model::attention::Attention;
 use crate::model::error::ModelError;
 use crate::model::indexer::Indexer;
-use crate::model::kv::Rows;
 use crate::model::mlp::Mlp;
 use crate::model::moe::Moe;
 use crate::model::rope::Rope;
@@ -109,19 +108,6 @@ impl Model {
     /// Bytes of the resident weights.
     pub fn resident_bytes(&self) -> u64 {
         self.resident_bytes
-    }
-
-    /// Bytes that the cache of a context of `tokens` tokens takes, indexer keys included.
-    pub fn kv_bytes(&self, tokens: usize) -> u64 {
-        let config = &self.config;
-        let layer = |layer: &Layer| {
-            let keys = match layer.attention.indexer {
-                Some(_) => Rows::bytes_for(config.index_head_dim, tokens),
-                None => 0,
-            };
-            Rows::bytes_for(config.kv_width(), tokens) + keys
-        };
-        self.layers.iter().map(layer).sum()
     }
 
     /// Whether attention is sparse.

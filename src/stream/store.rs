@@ -101,6 +101,8 @@ pub struct ExpertStore {
     guesses: VecDeque<Key>,
     /// Slabs that were read on a guess and have not been demanded.
     guessed: Vec<SlabId>,
+    /// Slabs that are read for the next demand of the same layer.
+    announced: Vec<SlabId>,
     stats: StreamStats,
 }
 
@@ -129,6 +131,7 @@ impl ExpertStore {
             lent: None,
             guesses: VecDeque::new(),
             guessed: Vec::new(),
+            announced: Vec::new(),
             stats: StreamStats::default(),
         })
     }
@@ -176,13 +179,17 @@ impl ExpertStore {
         self.layer = layer;
         self.guesses.clear();
         self.settle_guesses(layer, ids);
+        let announced = std::mem::take(&mut self.announced);
         for &expert in ids {
             let stage = match self.cache.slab(Key { layer, expert }) {
                 Some(slab) => {
-                    if self.engine.state(slab) == SlabState::Full {
+                    let full = self.engine.state(slab) == SlabState::Full;
+                    if full && !announced.contains(&slab) {
                         self.stats.hits += 1;
                     } else {
                         self.stats.misses += 1;
+                    }
+                    if !full {
                         self.engine.promote(slab);
                     }
                     self.cache.touch(slab);
@@ -239,6 +246,7 @@ impl ExpertStore {
 
     /// Starts the read of an expert if there is a slab for it.
     fn start(&mut self, key: Key, priority: Priority) -> Result<Option<SlabId>, StreamError> {
+        let layout = self.files.layout(key)?;
         let class = self.files.class(key);
         let Some((slab, evicted)) = self.cache.make_room(class, key.layer) else {
             return Ok(None);
@@ -248,7 +256,7 @@ impl ExpertStore {
             self.guessed.retain(|s| *s != slab);
         }
         self.cache.insert(key, slab);
-        self.engine.read(slab, priority, self.files.layout(key)?);
+        self.engine.read(slab, priority, layout);
         Ok(Some(slab))
     }
 
@@ -260,8 +268,9 @@ impl ExpertStore {
                     layer: self.layer,
                     expert: self.demands[i].expert,
                 };
+                // Another class of slabs may have one.
                 let Some(slab) = self.start(key, Priority::Demand)? else {
-                    break;
+                    continue;
                 };
                 self.demands[i].stage = Stage::GateUp(slab);
             }
@@ -280,7 +289,9 @@ impl ExpertStore {
             };
             self.guesses.pop_front();
             // What is certain to be demanded by the same layer a moment later is no guess.
-            if key.layer != self.layer {
+            if key.layer == self.layer {
+                self.announced.push(slab);
+            } else {
                 self.stats.speculative_reads += 1;
                 self.guessed.push(slab);
             }
@@ -315,6 +326,8 @@ impl ExpertStore {
             let event = self.engine.wait()?;
             self.handle(event)?;
         };
+        // The drives work while the caller computes.
+        self.engine.flush();
         let Demand { expert, stage } = self.demands[at];
         let locations = self.files.matrices(Key {
             layer: self.layer,
@@ -400,9 +413,10 @@ impl ExpertStore {
                     .cache
                     .key(slab)
                     .expect("the slab of a read holds an expert");
-                let demanded = self.demand_on(slab).is_some();
+                let demand = self.demand_on(slab);
                 self.forget(slab);
-                if demanded {
+                if let Some(at) = demand {
+                    self.demands[at].stage = Stage::Done;
                     let tensor = self
                         .files
                         .tensor_at(key, source.file, source.offset, source.len);
