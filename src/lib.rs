@@ -6,6 +6,7 @@
 
 pub mod config;
 pub mod generate;
+pub mod measure;
 pub mod model;
 pub mod plan;
 pub mod pool;

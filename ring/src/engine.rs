@@ -46,6 +46,9 @@ pub struct Options {
     pub window: Window,
     /// Spans are read in pieces of about this many bytes.
     pub chunk_bytes: u64,
+    /// Reads of about this many bytes may be waited for at once, which saves entries into the kernel; 0: every read that ends
+    /// is noticed at once.
+    pub batch_bytes: u64,
 }
 
 impl Default for Options {
@@ -54,7 +57,16 @@ impl Default for Options {
             kind: EngineKind::Auto,
             window: Window::default(),
             chunk_bytes: 2 << 20,
+            batch_bytes: 4 << 20,
         }
+    }
+}
+
+impl Options {
+    /// How many reads a drive can have at once.
+    fn depth(&self) -> usize {
+        let by_bytes = self.window.bytes.div_ceil(self.chunk_bytes.max(1));
+        (self.window.reads).min(usize::try_from(by_bytes).unwrap_or(usize::MAX))
     }
 }
 
@@ -143,7 +155,7 @@ impl Engine {
                 layout: None,
             })
             .collect();
-        let thread = RingThread::start(files, arena.clone(), scheduler, options.kind)?;
+        let thread = RingThread::start(files, arena.clone(), scheduler, options)?;
         Ok(Engine {
             thread,
             arena,
@@ -356,7 +368,7 @@ impl RingThread {
         files: &Files,
         arena: Arc<Arena>,
         scheduler: Scheduler,
-        kind: EngineKind,
+        options: Options,
     ) -> Result<RingThread, EngineError> {
         let shared = Arc::new(Shared::default());
         let (report, ready) = channel();
@@ -366,11 +378,13 @@ impl RingThread {
             // Ends the waits of the owner in every case, a panic included.
             let _stopped = Stopped(for_thread.clone());
             let room = scheduler.max_in_flight();
+            let threads = (scheduler.drives() * options.depth()).clamp(1, MAX_PREAD_THREADS);
+            let (kind, batch) = (options.kind, options.batch_bytes);
             if kind != EngineKind::Pread {
                 match Uring::new(arena.clone(), files.clone(), room) {
                     Ok(device) => {
                         let _ = report.send(Ok(("uring", device.waker())));
-                        return serve(Driver::new(device, scheduler), &for_thread);
+                        return serve(Driver::new(device, scheduler, batch), &for_thread);
                     }
                     Err(source) => {
                         let error = EngineError::Device {
@@ -385,10 +399,10 @@ impl RingThread {
                     }
                 }
             }
-            match Pread::new(arena, files, PREAD_THREADS.min(room)) {
+            match Pread::new(arena, files, threads) {
                 Ok(device) => {
                     let _ = report.send(Ok(("pread", device.waker())));
-                    serve(Driver::new(device, scheduler), &for_thread);
+                    serve(Driver::new(device, scheduler, batch), &for_thread);
                 }
                 Err(source) => {
                     let _ = report.send(Err(EngineError::Device {
@@ -466,8 +480,8 @@ impl Drop for RingThread {
     }
 }
 
-/// Reads at once where each takes a thread.
-const PREAD_THREADS: usize = 8;
+/// The most reads at once where each takes a thread.
+const MAX_PREAD_THREADS: usize = 64;
 
 /// Tells the engine's owner that the ring thread has ended, however it does.
 struct Stopped(Arc<Shared>);

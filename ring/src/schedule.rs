@@ -171,6 +171,12 @@ impl Scheduler {
         self.drives.iter().map(|d| d.reads_in_flight).sum()
     }
 
+    /// Reads at the drive that has the fewest, of those that have any; 1 if none has.
+    pub fn fewest_in_flight(&self) -> usize {
+        let busy = self.drives.iter().map(|d| d.reads_in_flight);
+        busy.filter(|n| *n > 0).min().unwrap_or(1)
+    }
+
     /// Whether nothing is at a device and nothing waits to go there.
     pub fn is_idle(&self) -> bool {
         self.in_flight() == 0 && self.queues.iter().all(VecDeque::is_empty)

@@ -92,6 +92,24 @@ impl ExpertFiles {
         self.files.align()
     }
 
+    /// Files, copies and how each is read.
+    pub fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// Where every routed expert lies, laid out as it is read.
+    ///
+    /// # Errors
+    /// When a tensor's place in its file is impossible.
+    pub fn layouts(&self) -> Result<Vec<Layout>, StreamError> {
+        let experts = 0..self.catalog.experts() as u32;
+        let keys = self.catalog.layers().flat_map(|layer| {
+            let experts = experts.clone();
+            experts.map(move |expert| Key { layer, expert })
+        });
+        keys.map(|key| self.layout(key)).collect()
+    }
+
     /// Slab class of an expert.
     pub(super) fn class(&self, key: Key) -> u8 {
         let stored = self.stored_bytes(key);
