@@ -16,4 +16,5 @@ mod pread;
 pub mod probe;
 pub mod replica;
 pub mod schedule;
+pub mod tokio_read;
 mod uring;

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use colibri_ring::engine::{EngineKind, Options};
-use colibri_ring::replica::{DirectMode, Stats};
+use colibri_ring::engine::Options;
+use colibri_ring::replica::Stats;
 use colibri_uring::config::{Config, IndexerKind};
 use colibri_uring::model::{LoadOptions, Model, Phase, Session, SessionOptions};
 use colibri_uring::plan::{self, Experts, Needs, Wish};
@@ -12,7 +12,7 @@ use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
 
-use super::args::{DirectArg, DsaArg, EngineArg, LookaheadArg, ModelArgs, check_mirrors};
+use super::args::{DsaArg, LookaheadArg, ModelArgs, check_mirrors};
 use super::interrupt;
 use super::size::human;
 use super::stats::{EngineStats, Latency, Replica};
@@ -61,7 +61,7 @@ impl Opened {
         let config = self.model.config();
         let catalog = Catalog::new(&self.shards, config)?;
         let mut options = SessionOptions::default();
-        let files = ExpertFiles::new(&self.shards, catalog, direct(args.direct))?;
+        let files = ExpertFiles::new(&self.shards, catalog, args.direct.into())?;
         let top_k = config.num_experts_per_tok;
         let needs = self.needs(context, options.scratch_bytes)?;
         let footprints = files.footprints();
@@ -94,7 +94,7 @@ impl Opened {
             slots: plan.slots,
             lookahead: lookahead(args.lookahead),
             engine: Options {
-                kind: engine(args.engine),
+                kind: args.engine.into(),
                 ..Options::default()
             },
         };
@@ -129,22 +129,6 @@ fn kv_bytes(config: &Config, context: u64) -> u64 {
         .saturating_mul(config.kv_width() as u64)
         .saturating_add((indexers as u64).saturating_mul(config.index_head_dim as u64));
     values.saturating_mul(4).saturating_mul(context)
-}
-
-fn engine(arg: EngineArg) -> EngineKind {
-    match arg {
-        EngineArg::Auto => EngineKind::Auto,
-        EngineArg::Uring => EngineKind::Uring,
-        EngineArg::Pread => EngineKind::Pread,
-    }
-}
-
-fn direct(arg: DirectArg) -> DirectMode {
-    match arg {
-        DirectArg::Auto => DirectMode::Auto,
-        DirectArg::On => DirectMode::On,
-        DirectArg::Off => DirectMode::Off,
-    }
 }
 
 fn lookahead(arg: LookaheadArg) -> Lookahead {
