@@ -46,7 +46,7 @@ pub(crate) fn apply<D: Device>(
             Command::Promote(slab) => driver.scheduler.promote(slab),
             Command::DropWaiting(slab) => driver.scheduler.drop_waiting(slab, events),
             Command::Stats(reply) => {
-                let _ = reply.send(driver.scheduler.stats.clone());
+                let _ = reply.send(driver.scheduler.stats());
             }
         }
     }

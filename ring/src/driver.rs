@@ -6,11 +6,8 @@ use std::time::Duration;
 use crate::device::{Completion, Device};
 use crate::schedule::{Event, Scheduler};
 
-/// A wait that ends at every single read costs one entry into the kernel a read, so it has to be earned: by this many
-/// bytes read, ...
-const BYTES_PER_ENTER: u64 = 4 << 20;
-
-/// ... or by a batch of requests, whose first completions somebody waits for.
+/// A wait that ends at every single read costs one entry into the kernel a read, so it has to be earned: by some bytes
+/// read, or by a batch of requests, whose first completions somebody waits for.
 const ENTERS_PER_BATCH: u64 = 3;
 
 /// Moves chunks from the scheduler to the device and completions back.
@@ -20,17 +17,21 @@ pub struct Driver<D> {
     /// What to read.
     pub scheduler: Scheduler,
     ended: Vec<Completion>,
+    /// Reads of about this many bytes may be waited for at once; 0: a wait ends at the first completion.
+    batch_bytes: u64,
     batches: u64,
     waits: u64,
 }
 
 impl<D: Device> Driver<D> {
-    /// A driver of `device`, which must have room for [`Scheduler::max_in_flight`] reads.
-    pub fn new(device: D, scheduler: Scheduler) -> Driver<D> {
+    /// A driver of `device`, which must have room for [`Scheduler::max_in_flight`] reads. Reads of about `batch_bytes` bytes
+    /// may be waited for at once.
+    pub fn new(device: D, scheduler: Scheduler, batch_bytes: u64) -> Driver<D> {
         Driver {
             device,
             scheduler,
             ended: Vec::new(),
+            batch_bytes,
             batches: 0,
             waits: 0,
         }
@@ -76,16 +77,19 @@ impl<D: Device> Driver<D> {
     }
 
     /// One, as long as the entries into the kernel stay below what has been earned; beyond that, as many as carry
-    /// [`BYTES_PER_ENTER`] on average, so that every further entry earns itself, however small the reads are.
+    /// `batch_bytes` on average, so that every further entry earns itself, however small the reads are. Never more than the drive with
+    /// the fewest has, so that a drive that is slow, or has stalled, keeps no other waiting.
     fn completions_to_wait_for(&mut self) -> usize {
         let read: u64 = self.scheduler.stats.sources.iter().map(|s| s.bytes).sum();
-        let earned = read / BYTES_PER_ENTER + self.batches * ENTERS_PER_BATCH;
+        let earned = read
+            .checked_div(self.batch_bytes)
+            .map(|n| n + self.batches * ENTERS_PER_BATCH);
         self.waits += 1;
-        if self.waits <= earned {
+        if earned.is_none_or(|earned| self.waits <= earned) {
             return 1;
         }
         let in_flight = self.scheduler.in_flight();
         let mean = (self.scheduler.bytes_in_flight() / in_flight as u64).max(1);
-        (BYTES_PER_ENTER.div_ceil(mean) as usize).clamp(1, in_flight)
+        (self.batch_bytes.div_ceil(mean) as usize).clamp(1, self.scheduler.fewest_in_flight())
     }
 }

@@ -16,34 +16,14 @@ use std::sync::mpsc::channel;
 use crate::arena::{Arena, Class, SlabId};
 use crate::command::{Command, Link};
 use crate::extent::{Layout, PARTS};
-use crate::replica::{Files, Replicas, Stats, Window};
+use crate::replica::{Files, Replicas, Stats};
 use crate::schedule::{Event, Priority, Scheduler};
 use crate::sim::{Clock, Inline, Sim, SimDrive};
 use crate::thread::RingThread;
 
 pub use crate::device::EngineKind;
 pub use crate::error::EngineError;
-
-/// How an engine reads.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// The device.
-    pub kind: EngineKind,
-    /// How much each drive has at once.
-    pub window: Window,
-    /// Spans are read in pieces of about this many bytes.
-    pub chunk_bytes: u64,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            kind: EngineKind::Auto,
-            window: Window::default(),
-            chunk_bytes: 2 << 20,
-        }
-    }
-}
+pub use crate::options::Options;
 
 /// The state of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,10 +72,7 @@ impl Engine {
     pub fn new(files: &Files, classes: &[Class], options: Options) -> Result<Engine, EngineError> {
         Engine::with_link(files, classes, options, |arena, scheduler| {
             Ok(Box::new(RingThread::start(
-                files,
-                arena,
-                scheduler,
-                options.kind,
+                files, arena, scheduler, options,
             )?))
         })
     }
@@ -125,6 +102,7 @@ impl Engine {
             Ok(Box::new(Inline::new(
                 Sim::new(drives, drive_of, clock),
                 scheduler,
+                options.batch_bytes,
             )))
         })
     }

@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::arena::ArenaError;
+use crate::schedule::ReadError;
 
 /// Why there is no engine, or none any more.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +22,9 @@ pub enum EngineError {
     /// The ring thread ended because its kernel interface failed.
     #[error("the reading thread stopped: {0}")]
     Stopped(String),
+    /// A read failed on every copy.
+    #[error(transparent)]
+    Read(#[from] ReadError),
 }
 
 /// What to do about a refused io_uring.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::fs::Advice as Fadvice;
+use rustix::io::ReadWriteFlags;
 
 /// The longest single read that is asked of the kernel, in bytes; longer reads are done in pieces
 /// (one read moves at most 2 GiB - 4 KiB on Linux).
@@ -248,6 +249,18 @@ impl File {
             }
         }
         Ok(())
+    }
+
+    /// Whether the byte at `offset` is in the page cache: reads it on condition that no drive is asked. `None` where the file
+    /// system cannot tell.
+    pub fn is_cached(&self, offset: u64) -> Option<bool> {
+        let mut byte = [0];
+        let bufs = &mut [io::IoSliceMut::new(&mut byte)];
+        match rustix::io::preadv2(&self.buffered, bufs, offset, ReadWriteFlags::NOWAIT) {
+            Ok(n) => Some(n > 0),
+            Err(rustix::io::Errno::AGAIN) => Some(false),
+            Err(_) => None,
+        }
     }
 
     /// Tells the page cache about a range. Only a hint: failures are ignored.

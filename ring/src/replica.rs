@@ -52,6 +52,7 @@ pub struct Files {
     pub(crate) replicas: Arc<[Replicas]>,
     /// For each copy, whether its O_DIRECT descriptor is used.
     pub(crate) direct: Vec<Vec<bool>>,
+    mode: DirectMode,
     align: u64,
 }
 
@@ -113,6 +114,7 @@ impl Files {
         Ok(Files {
             replicas: replicas.into(),
             direct,
+            mode,
             align,
         })
     }
@@ -120,6 +122,11 @@ impl Files {
     /// The alignment in bytes that suits every read of every file.
     pub fn align(&self) -> u64 {
         self.align
+    }
+
+    /// Whether a read that cannot be direct is an error.
+    pub(crate) fn direct_only(&self) -> bool {
+        self.mode == DirectMode::On
     }
 
     /// Whether every copy is read with O_DIRECT.
@@ -148,6 +155,8 @@ pub struct Stats {
     pub latency_us: Histogram<u64>,
     /// How many times the kernel was entered to submit or to wait.
     pub enters: u64,
+    /// Whether every copy is read with O_DIRECT (still: a file system may refuse the reads themselves).
+    pub direct: bool,
 }
 
 impl Stats {
@@ -156,6 +165,7 @@ impl Stats {
             sources: vec![SourceStats::default(); sources],
             latency_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("valid bounds"),
             enters: 0,
+            direct: false,
         }
     }
 

@@ -177,10 +177,10 @@ pub(crate) struct Inline {
 }
 
 impl Inline {
-    pub(crate) fn new(device: Sim, scheduler: Scheduler) -> Inline {
+    pub(crate) fn new(device: Sim, scheduler: Scheduler, batch_bytes: u64) -> Inline {
         let clock = device.clock.clone();
         Inline {
-            driver: Driver::new(device, scheduler),
+            driver: Driver::new(device, scheduler, batch_bytes),
             clock,
             events: VecDeque::new(),
             new: Vec::new(),

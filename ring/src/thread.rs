@@ -12,6 +12,7 @@ use crate::command::{self, Command, Link};
 use crate::device::{Device, EngineKind, Waker};
 use crate::driver::Driver;
 use crate::error::EngineError;
+use crate::options::Options;
 use crate::pread::Pread;
 use crate::replica::Files;
 use crate::schedule::{Event, Scheduler};
@@ -64,7 +65,7 @@ impl RingThread {
         files: &Files,
         arena: Arc<Arena>,
         scheduler: Scheduler,
-        kind: EngineKind,
+        options: Options,
     ) -> Result<RingThread, EngineError> {
         let shared = Arc::new(Shared::default());
         let (report, ready) = channel();
@@ -74,11 +75,13 @@ impl RingThread {
             // Ends the waits of the owner in every case, a panic included.
             let _stopped = Stopped(for_thread.clone());
             let room = scheduler.max_in_flight();
+            let threads = (scheduler.drives() * options.depth()).clamp(1, MAX_PREAD_THREADS);
+            let (kind, batch) = (options.kind, options.batch_bytes);
             if kind != EngineKind::Pread {
                 match Uring::new(arena.clone(), files.clone(), room) {
                     Ok(device) => {
                         let _ = report.send(Ok(("uring", device.waker())));
-                        return serve(Driver::new(device, scheduler), &for_thread);
+                        return serve(Driver::new(device, scheduler, batch), &for_thread);
                     }
                     Err(source) => {
                         let error = EngineError::Device {
@@ -93,10 +96,10 @@ impl RingThread {
                     }
                 }
             }
-            match Pread::new(arena, files, PREAD_THREADS.min(room)) {
+            match Pread::new(arena, files, threads) {
                 Ok(device) => {
                     let _ = report.send(Ok(("pread", device.waker())));
-                    serve(Driver::new(device, scheduler), &for_thread);
+                    serve(Driver::new(device, scheduler, batch), &for_thread);
                 }
                 Err(source) => {
                     let _ = report.send(Err(EngineError::Device {
@@ -185,8 +188,8 @@ impl Drop for RingThread {
     }
 }
 
-/// Reads at once where each takes a thread.
-const PREAD_THREADS: usize = 8;
+/// The most reads at once where each takes a thread.
+const MAX_PREAD_THREADS: usize = 64;
 
 /// Tells the engine's owner that the ring thread has ended, however it does.
 struct Stopped(Arc<Shared>);

@@ -142,6 +142,7 @@ fn a_part_is_readable_before_the_rest() {
             kind,
             window,
             chunk_bytes: 4096,
+            ..Options::default()
         };
         let class = Class {
             bytes: 4 << 20,

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
+use colibri_ring::engine::EngineKind;
+use colibri_ring::replica::DirectMode;
 use colibri_uring::shards::MAX_MIRRORS;
 
 use super::size::Size;
@@ -85,6 +87,34 @@ pub enum DirectArg {
     On,
     /// Read through the page cache, and drop what was read
     Off,
+}
+
+impl From<EngineArg> for EngineKind {
+    fn from(arg: EngineArg) -> EngineKind {
+        match arg {
+            EngineArg::Auto => EngineKind::Auto,
+            EngineArg::Uring => EngineKind::Uring,
+            EngineArg::Pread => EngineKind::Pread,
+        }
+    }
+}
+
+impl From<DirectArg> for DirectMode {
+    fn from(arg: DirectArg) -> DirectMode {
+        match arg {
+            DirectArg::Auto => DirectMode::Auto,
+            DirectArg::On => DirectMode::On,
+            DirectArg::Off => DirectMode::Off,
+        }
+    }
+}
+
+/// A time in seconds that is worth measuring for.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.05..=86_400.0).contains(&s) => Ok(s),
+        _ => Err("a time is a number of seconds from 0.05 to 86400".to_owned()),
+    }
 }
 
 /// `--dsa`.

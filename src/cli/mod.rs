@@ -11,8 +11,11 @@ mod decode;
 mod doctor;
 mod inspect;
 mod interrupt;
+mod mirror;
 mod open;
 mod printer;
+mod profile;
+mod progress;
 mod score;
 mod size;
 mod stats;
@@ -36,6 +39,8 @@ struct Cli {
 enum Command {
     Decode(Box<decode::DecodeArgs>),
     Score(Box<score::ScoreArgs>),
+    Profile(profile::ProfileArgs),
+    Mirror(mirror::MirrorArgs),
     Inspect(inspect::InspectArgs),
     Doctor(doctor::DoctorArgs),
 }
@@ -47,6 +52,8 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Decode(args) => decode::run(&args),
         Command::Score(args) => score::run(&args),
+        Command::Profile(args) => profile::run(&args),
+        Command::Mirror(args) => mirror::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
@@ -133,7 +140,11 @@ mod tests {
 
     #[test]
     fn every_flag_reads_its_environment_variable() {
-        for command in Cli::command().get_subcommands() {
+        let cli = Cli::command();
+        let nested = cli
+            .get_subcommands()
+            .flat_map(clap::Command::get_subcommands);
+        for command in cli.get_subcommands().chain(nested) {
             for arg in command.get_arguments().filter(|arg| !arg.is_positional()) {
                 let name = arg
                     .get_long()

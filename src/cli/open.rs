@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use colibri_ring::engine::{EngineKind, Options};
-use colibri_ring::replica::{DirectMode, Stats};
+use colibri_ring::engine::Options;
+use colibri_ring::replica::Stats;
 use colibri_uring::config::Config;
 use colibri_uring::model::{
     LoadOptions, Model, Phase, Session, SessionOptions, kv_bytes, resident_bytes, scores_bytes,
@@ -15,7 +15,7 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stream::slots::Slots;
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
 
-use super::args::{DirectArg, DsaArg, EngineArg, LookaheadArg, ModelArgs, check_mirrors};
+use super::args::{DsaArg, LookaheadArg, ModelArgs, check_mirrors};
 use super::interrupt;
 use super::size::human;
 use super::stats::{EngineStats, Latency, Replica};
@@ -34,7 +34,7 @@ impl Indexed {
         check_mirrors(&args.mirror);
         let start = Instant::now();
         let config = Config::load(&args.model[0])?;
-        let shards = Shards::open_with(&args.model, &args.mirror, engine(args.engine))?;
+        let shards = Shards::open_with(&args.model, &args.mirror, args.engine.into())?;
         Ok(Indexed {
             start,
             config,
@@ -55,7 +55,7 @@ impl Indexed {
             shards,
         } = self;
         let catalog = Catalog::new(&shards, &config)?;
-        let files = ExpertFiles::new(&shards, catalog, direct(args.direct))?;
+        let files = ExpertFiles::new(&shards, catalog, args.direct.into())?;
         let slots = plan_slots(args, context, &shards, &config, &files)?;
         let top_k = config.num_experts_per_tok;
         let options = LoadOptions {
@@ -66,7 +66,7 @@ impl Indexed {
             slots,
             lookahead: lookahead(args.lookahead),
             engine: Options {
-                kind: engine(args.engine),
+                kind: args.engine.into(),
                 ..Options::default()
             },
         };
@@ -164,22 +164,6 @@ impl Opened {
     }
 }
 
-fn engine(arg: EngineArg) -> EngineKind {
-    match arg {
-        EngineArg::Auto => EngineKind::Auto,
-        EngineArg::Uring => EngineKind::Uring,
-        EngineArg::Pread => EngineKind::Pread,
-    }
-}
-
-fn direct(arg: DirectArg) -> DirectMode {
-    match arg {
-        DirectArg::Auto => DirectMode::Auto,
-        DirectArg::On => DirectMode::On,
-        DirectArg::Off => DirectMode::Off,
-    }
-}
-
 fn lookahead(arg: LookaheadArg) -> Lookahead {
     match arg {
         LookaheadArg::Auto => Lookahead::Auto,
@@ -206,7 +190,6 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
     let stream = store.stats().clone();
     let mut stats = EngineStats {
         engine: store.device().to_owned(),
-        direct: store.direct(),
         expert_hits: stream.hits,
         expert_misses: stream.misses,
         speculative_reads: stream.speculative_reads,
@@ -221,6 +204,7 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
     };
     if let Some(reads) = store.read_stats() {
         let latency = &reads.latency_us;
+        stats.direct = reads.direct;
         stats.ring_enters = reads.enters;
         stats.expert_bytes_read = reads.sources.iter().map(|source| source.bytes).sum();
         stats.latency_us = Latency {

@@ -79,14 +79,27 @@ impl ExpertFiles {
         self.catalog.layers().count()
     }
 
-    /// Whether every read bypasses the page cache.
-    pub fn direct(&self) -> bool {
-        self.files.all_direct()
-    }
-
     /// Alignment of reads in bytes.
     pub fn align(&self) -> u64 {
         self.files.align()
+    }
+
+    /// Files, copies and how each is read.
+    pub fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// Where every routed expert lies, laid out as it is read.
+    ///
+    /// # Errors
+    /// When a tensor's place in its file is impossible.
+    pub fn layouts(&self) -> Result<Vec<Layout>, StreamError> {
+        let experts = 0..self.catalog.experts() as u32;
+        let keys = self.catalog.layers().flat_map(|layer| {
+            let experts = experts.clone();
+            experts.map(move |expert| Key { layer, expert })
+        });
+        keys.map(|key| self.layout(key)).collect()
     }
 
     /// Slab class of an expert.

@@ -456,11 +456,6 @@ impl ExpertStore {
         self.engine.device()
     }
 
-    /// Whether every read bypasses the page cache.
-    pub fn direct(&self) -> bool {
-        self.files.direct()
-    }
-
     /// Bytes of memory that the slabs take.
     pub fn slab_bytes(&self) -> u64 {
         self.engine.bytes() as u64
