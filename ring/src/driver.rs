@@ -39,10 +39,8 @@ impl<D: Device> Driver<D> {
     pub fn step(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         let idle = self.scheduler.in_flight() == 0;
         let now = self.device.now();
-        for drive in 0..self.scheduler.drives() {
-            while let Some(op) = self.scheduler.next(drive, now) {
-                self.device.submit(op);
-            }
+        while let Some(op) = self.scheduler.next(now) {
+            self.device.submit(op);
         }
         if self.scheduler.in_flight() == 0 {
             return Ok(());

@@ -64,6 +64,14 @@ struct Job {
     error: Option<ReadError>,
 }
 
+impl Job {
+    /// A chunk, or its rest, has to be read once more.
+    fn wait_again(&mut self, waiting: Waiting, waiting_bytes: &mut u64) {
+        *waiting_bytes += waiting.len();
+        self.waiting.push_front(waiting);
+    }
+}
+
 /// A chunk that is not at a device, or its unread rest.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
@@ -76,6 +84,13 @@ struct Waiting {
     buffered: bool,
     /// How often it was interrupted without progress.
     interrupted: u16,
+}
+
+impl Waiting {
+    /// Bytes that are not in.
+    fn len(&self) -> u64 {
+        self.chunk.len - self.done
+    }
 }
 
 /// A read that a device has.
@@ -100,6 +115,8 @@ pub struct Scheduler {
     jobs: Vec<Option<Job>>,
     /// Slabs with waiting chunks, first come first served, by [`Priority`].
     queues: [VecDeque<SlabId>; 2],
+    /// Bytes of everything that is not at a device.
+    waiting_bytes: u64,
     flights: Vec<Option<InFlight>>,
     free_ids: Vec<u32>,
     align: u64,
@@ -116,12 +133,7 @@ impl Scheduler {
                 .iter()
                 .position(|d| d.st_dev == st_dev)
                 .unwrap_or_else(|| {
-                    drives.push(Drive {
-                        st_dev,
-                        window,
-                        reads_in_flight: 0,
-                        bytes_in_flight: 0,
-                    });
+                    drives.push(Drive::new(st_dev, window));
                     drives.len() - 1
                 })
         };
@@ -149,6 +161,7 @@ impl Scheduler {
             drives,
             jobs: (0..slabs).map(|_| None).collect(),
             queues: Default::default(),
+            waiting_bytes: 0,
             flights: Vec::new(),
             free_ids: Vec::new(),
             align: files.align(),
@@ -219,6 +232,7 @@ impl Scheduler {
                 interrupted: 0,
             })
             .collect();
+        self.waiting_bytes += chunks.iter().map(|chunk| chunk.len).sum::<u64>();
         self.jobs[slab.index()] = Some(Job {
             priority,
             waiting,
@@ -254,27 +268,30 @@ impl Scheduler {
         }
     }
 
-    /// The next read for a drive, if it has room and there is one that it has a copy for.
-    pub fn next(&mut self, drive: usize, now: Duration) -> Option<Op> {
-        if !self.drives[drive].has_room() {
+    /// The next read, if a drive has room for one that it has a copy for. Of the drives that could do it, it goes to the one
+    /// that will have finished it first.
+    pub fn next(&mut self, now: Duration) -> Option<Op> {
+        if !self.drives.iter().any(Drive::has_room) {
             return None;
         }
         for priority in [Priority::Demand, Priority::Speculative] {
             for q in 0..self.queues[priority as usize].len() {
                 let slab = self.queues[priority as usize][q];
                 let job = self.jobs[slab.index()]
-                    .as_mut()
+                    .as_ref()
                     .expect("queued slabs are being filled");
                 if job.dropped || job.error.is_some() {
                     continue;
                 }
-                let files = &self.files;
-                let found = job.waiting.iter().enumerate().find_map(|(w, waiting)| {
-                    let copy = copy_on(&files[waiting.chunk.file as usize], waiting.failed, drive)?;
-                    Some((w, copy))
-                });
+                let found = job
+                    .waiting
+                    .iter()
+                    .enumerate()
+                    .find_map(|(w, waiting)| Some((w, self.choose(waiting, now)?)));
                 let Some((w, copy)) = found else { continue };
+                let job = self.jobs[slab.index()].as_mut().expect("just found");
                 let waiting = job.waiting.remove(w).expect("just found");
+                self.waiting_bytes -= waiting.len();
                 job.in_flight += 1;
                 if job.waiting.is_empty() {
                     self.queues[priority as usize].remove(q);
@@ -283,13 +300,50 @@ impl Scheduler {
                     slab,
                     waiting,
                     copy,
-                    drive,
+                    drive: self.files[waiting.chunk.file as usize][copy as usize].drive,
                     since: now,
                 };
                 return Some(self.launch(flight));
             }
         }
         None
+    }
+
+    /// Which copy of a chunk to read now: that of the drive which finishes it first. Where that drive has no room, another
+    /// takes it only if it is done with it before the drives with no room could be done with all that waits: the last
+    /// chunks of a batch are not left to a slow drive.
+    fn choose(&self, waiting: &Waiting, now: Duration) -> Option<u8> {
+        let len = waiting.len();
+        let copies = &self.files[waiting.chunk.file as usize];
+        let mut best: Option<(f64, u8)> = None;
+        let (mut full_bytes, mut full_speed, mut full_first) = (0.0, 0.0, f64::INFINITY);
+        for copy in usable(copies, waiting.failed) {
+            let drive = &self.drives[copies[copy as usize].drive];
+            let speed = self.speed(drive, now);
+            let end = (drive.bytes_in_flight + len) as f64 / speed;
+            if !drive.has_room() {
+                full_bytes += drive.bytes_in_flight as f64;
+                full_speed += speed;
+                full_first = end.min(full_first);
+            } else if best.is_none_or(|(other, _)| end < other) {
+                best = Some((end, copy));
+            }
+        }
+        let (end, copy) = best?;
+        let helps =
+            end <= full_first || end <= (full_bytes + self.waiting_bytes as f64) / full_speed;
+        helps.then_some(copy)
+    }
+
+    /// Bytes a second of a drive; as fast as the others as long as nothing is known about it.
+    fn speed(&self, drive: &Drive, now: Duration) -> f64 {
+        drive.speed(now).unwrap_or_else(|| {
+            let known: Vec<f64> = self.drives.iter().filter_map(|d| d.speed(now)).collect();
+            match known.len() {
+                0 => 1.0,
+                n => known.iter().sum::<f64>() / n as f64,
+            }
+        })
     }
 
     fn launch(&mut self, flight: InFlight) -> Op {
@@ -306,8 +360,7 @@ impl Scheduler {
             drive,
             ..
         } = flight;
-        self.drives[drive].reads_in_flight += 1;
-        self.drives[drive].bytes_in_flight += chunk.len - done;
+        self.drives[drive].launch(chunk.len - done, flight.since);
         let id = self.free_ids.pop().unwrap_or_else(|| {
             self.flights.push(None);
             self.flights.len() as u32 - 1
@@ -332,9 +385,7 @@ impl Scheduler {
             .take()
             .expect("only what was launched ends");
         self.free_ids.push(ended.id);
-        let drive = &mut self.drives[flight.drive];
-        drive.reads_in_flight -= 1;
-        drive.bytes_in_flight -= flight.waiting.chunk.len - flight.waiting.done;
+        self.drives[flight.drive].complete(flight.waiting.len(), now);
         self.stats.record_latency(now.saturating_sub(flight.since));
         let slab = flight.slab;
         let job = self.jobs[slab.index()]
@@ -367,7 +418,7 @@ impl Scheduler {
             Ok(n) if n >= self.align => {
                 source.bytes += n;
                 waiting.done += n & !(self.align - 1);
-                job.waiting.push_front(waiting);
+                job.wait_again(waiting, &mut self.waiting_bytes);
                 None
             }
             Ok(_) => Some(io::Error::new(
@@ -379,7 +430,7 @@ impl Scheduler {
                     && waiting.interrupted < MAX_INTERRUPTIONS =>
             {
                 waiting.interrupted += 1;
-                job.waiting.push_front(waiting);
+                job.wait_again(waiting, &mut self.waiting_bytes);
                 None
             }
             // Some file systems open with O_DIRECT and refuse the read.
@@ -387,7 +438,7 @@ impl Scheduler {
                 if e.raw_os_error() == Some(libc::EINVAL) && route.direct && !waiting.buffered =>
             {
                 waiting.buffered = true;
-                job.waiting.push_front(waiting);
+                job.wait_again(waiting, &mut self.waiting_bytes);
                 None
             }
             Err(e) => Some(e),
@@ -406,7 +457,7 @@ impl Scheduler {
             let source = route.replica.source;
             let copies = self.files[chunk.file as usize].len();
             if (0..copies).any(|c| waiting.failed & (1 << c) == 0) {
-                job.waiting.push_front(waiting);
+                job.wait_again(waiting, &mut self.waiting_bytes);
                 // A file that was truncated says nothing about its neighbours; a drive that fails does.
                 let file_only = error.source.kind() == io::ErrorKind::UnexpectedEof;
                 if !known {
@@ -454,6 +505,7 @@ impl Scheduler {
             return;
         };
         let priority = job.priority as usize;
+        self.waiting_bytes -= job.waiting.iter().map(Waiting::len).sum::<u64>();
         self.jobs[slab.index()] = None;
         self.queues[priority].retain(|s| *s != slab);
         events.push(event);
@@ -467,13 +519,13 @@ impl Scheduler {
     }
 }
 
-/// The copy of a file that a drive should read: one that lies on it and has not failed for this chunk. A copy
-/// that failed before is used only when every other has failed too.
-fn copy_on(copies: &[Route], failed: u8, drive: usize) -> Option<u8> {
-    let untried = |c: usize| failed & (1 << c) == 0;
+/// The copies of a file that may be read: those that have not failed for this chunk. A copy that failed before is used only
+/// when every other has failed too.
+fn usable(copies: &[Route], failed: u8) -> impl Iterator<Item = u8> {
+    let untried = move |c: usize| failed & (1 << c) == 0;
     let healthy_left = (0..copies.len()).any(|c| untried(c) && !copies[c].failed);
     (0..copies.len())
-        .find(|&c| untried(c) && copies[c].drive == drive && (!copies[c].failed || !healthy_left))
+        .filter(move |&c| untried(c) && (!copies[c].failed || !healthy_left))
         .map(|c| c as u8)
 }
 
@@ -550,7 +602,7 @@ mod tests {
         s.push(SlabId(1), Priority::Demand, &c, &mut events);
         s.push(SlabId(2), Priority::Speculative, &c, &mut events);
         s.promote(SlabId(2));
-        let order: Vec<u32> = std::iter::from_fn(|| s.next(0, NOW))
+        let order: Vec<u32> = std::iter::from_fn(|| s.next(NOW))
             .map(|op| op.slab.0)
             .collect();
         assert_eq!(order, [1, 1, 2, 2, 0, 0]);
@@ -568,11 +620,11 @@ mod tests {
         );
         let (_, c) = chunks(&[(0, 0, 20 * 4096, 0)], 4096);
         s.push(SlabId(0), Priority::Demand, &c, &mut Vec::new());
-        let ops: Vec<Op> = std::iter::from_fn(|| s.next(0, NOW)).collect();
+        let ops: Vec<Op> = std::iter::from_fn(|| s.next(NOW)).collect();
         assert_eq!(ops.len(), 3);
         s.complete(ok(ops[1]), NOW, &mut Vec::new());
-        assert!(s.next(0, NOW).is_some());
-        assert!(s.next(0, NOW).is_none());
+        assert!(s.next(NOW).is_some());
+        assert!(s.next(NOW).is_none());
     }
 
     #[test]
@@ -588,13 +640,13 @@ mod tests {
         let mut events = Vec::new();
         let (_, c) = chunks(&[(0, 0, 4 * 4096, 0)], 4096);
         s.push(SlabId(0), Priority::Speculative, &c, &mut events);
-        let op = s.next(0, NOW).unwrap();
+        let op = s.next(NOW).unwrap();
         events.clear();
         s.drop_waiting(SlabId(0), &mut events);
         assert!(events.is_empty(), "a read is still writing into the slab");
         s.complete(ok(op), NOW, &mut events);
         assert!(matches!(events[..], [Event::Dropped(SlabId(0))]));
-        assert!(s.next(0, NOW).is_none());
+        assert!(s.next(NOW).is_none());
         assert!(s.is_idle());
     }
 
@@ -611,12 +663,12 @@ mod tests {
         let mut events = Vec::new();
         let (_, c) = chunks(&[(0, 0, 3 * 4096, 0)], 4096);
         s.push(SlabId(0), Priority::Speculative, &c, &mut events);
-        let op = s.next(0, NOW).unwrap();
+        let op = s.next(NOW).unwrap();
         s.drop_waiting(SlabId(0), &mut events);
         s.promote(SlabId(0));
         s.complete(ok(op), NOW, &mut events);
         let mut reads = 1;
-        while let Some(op) = s.next(0, NOW) {
+        while let Some(op) = s.next(NOW) {
             reads += 1;
             s.complete(ok(op), NOW, &mut events);
         }
@@ -640,16 +692,66 @@ mod tests {
         let mut events = Vec::new();
         let (_, c) = chunks(&[(0, 0, 3 * 4096, 0)], 4096);
         s.push(SlabId(0), Priority::Demand, &c, &mut events);
-        let op = s.next(0, NOW).unwrap();
+        let op = s.next(NOW).unwrap();
         s.complete(failed(op, libc::EIO), NOW, &mut events);
         let mut copies = vec![op.copy];
-        while let Some(op) = s.next(0, NOW) {
+        while let Some(op) = s.next(NOW) {
             copies.push(op.copy);
             s.complete(ok(op), NOW, &mut events);
         }
         assert_eq!(copies, [0, 1, 1, 1]);
         assert!(matches!(events.last(), Some(Event::Full(_))));
         assert_eq!(s.stats.sources[0].errors, 1);
+    }
+
+    /// Fails the first read of file 0, lets everything else succeed, and returns which copies of file 1 were read.
+    fn copies_of_the_second_file(error: io::Error) -> Vec<u8> {
+        let window = Window {
+            bytes: 4096,
+            reads: 1,
+        };
+        let mut s = Scheduler::new(2, &files(2, 2), window);
+        let mut events = Vec::new();
+        for file in 0..2 {
+            let (_, c) = chunks(&[(file, 0, 2 * 4096, 0)], 4096);
+            s.push(SlabId(file), Priority::Demand, &c, &mut events);
+        }
+        let mut first = Some(error);
+        let mut copies = Vec::new();
+        while let Some(op) = s.next(NOW) {
+            if op.file == 1 {
+                copies.push(op.copy);
+            }
+            let result = match first.take() {
+                Some(error) => Err(error),
+                None => Ok(op.len),
+            };
+            s.complete(Completion { id: op.id, result }, NOW, &mut events);
+        }
+        assert!(s.is_idle());
+        copies
+    }
+
+    #[test]
+    fn a_drive_that_fails_is_avoided_for_all_its_files() {
+        let broken = io::Error::from_raw_os_error(libc::EIO);
+        assert_eq!(copies_of_the_second_file(broken), [1, 1]);
+        let truncated = io::ErrorKind::UnexpectedEof.into();
+        assert_eq!(copies_of_the_second_file(truncated), [0, 0]);
+    }
+
+    #[test]
+    fn a_wait_is_never_longer_than_the_drive_with_the_fewest_reads() {
+        let window = Window {
+            bytes: u64::MAX,
+            reads: 10,
+        };
+        let mut s = Scheduler::new(1, &files(1, 1), window);
+        assert_eq!(s.fewest_in_flight(), 1);
+        let (_, c) = chunks(&[(0, 0, 3 * 4096, 0)], 4096);
+        s.push(SlabId(0), Priority::Demand, &c, &mut Vec::new());
+        while s.next(NOW).is_some() {}
+        assert_eq!(s.fewest_in_flight(), 3);
     }
 
     #[test]
@@ -666,13 +768,13 @@ mod tests {
         let (_, c) = chunks(&[(0, 0, 4 * 4096, 1)], 4096);
         s.push(SlabId(0), Priority::Demand, &c, &mut events);
         events.clear();
-        let (a, b) = (s.next(0, NOW).unwrap(), s.next(0, NOW).unwrap());
+        let (a, b) = (s.next(NOW).unwrap(), s.next(NOW).unwrap());
         s.complete(failed(a, libc::EIO), NOW, &mut events);
         assert!(
             events.is_empty(),
             "the other read is still writing into the slab"
         );
-        assert!(s.next(0, NOW).is_none(), "the rest is pointless");
+        assert!(s.next(NOW).is_none(), "the rest is pointless");
         s.complete(ok(b), NOW, &mut events);
         match &events[..] {
             [Event::Failed(SlabId(0), e)] => {
@@ -690,7 +792,7 @@ mod tests {
         let mut events = Vec::new();
         let (_, c) = chunks(&[(0, 290_000, 10_001, 1)], 1 << 20);
         s.push(SlabId(0), Priority::Demand, &c, &mut events);
-        let op = s.next(0, NOW).unwrap();
+        let op = s.next(NOW).unwrap();
         s.complete(
             Completion {
                 id: op.id,
@@ -700,7 +802,7 @@ mod tests {
             &mut events,
         );
         assert!(!s.is_idle(), "the rest of a short read waits");
-        let op = s.next(0, NOW).unwrap();
+        let op = s.next(NOW).unwrap();
         s.complete(
             Completion {
                 id: op.id,
@@ -710,6 +812,83 @@ mod tests {
             &mut events,
         );
         assert!(matches!(events.last(), Some(Event::Failed(..))));
+    }
+
+    /// Reads batches one after the other from drives of these speeds (MiB/s), each of which does one read at a time and has a copy
+    /// of everything, and returns how long the last batch took, as a multiple of the shortest possible time.
+    fn batches(speeds: &[f64], chunk: u64, chunks_in_batch: u64, batches: usize) -> f64 {
+        let window = Window::default();
+        let mut s = Scheduler::new(1, &files(1, speeds.len()), window);
+        s.drives = (0..speeds.len() as u64)
+            .map(|n| Drive::new(n, window))
+            .collect();
+        for (drive, route) in s.files[0].iter_mut().enumerate() {
+            route.drive = drive;
+        }
+        let mut now = 0.0;
+        let mut batch_time = 0.0;
+        // Of each drive: when it will have done everything that it has, and what that is.
+        let mut free_at = vec![0.0; speeds.len()];
+        let mut at_drives: Vec<(f64, Op)> = Vec::new();
+        let chunks: Vec<Chunk> = (0..chunks_in_batch)
+            .map(|n| Chunk {
+                file: 0,
+                offset: n * chunk,
+                len: chunk,
+                at: n * chunk,
+                payload: [chunk, 0],
+            })
+            .collect();
+        for _ in 0..batches {
+            let begin = now;
+            let mut events = Vec::new();
+            s.push(SlabId(0), Priority::Demand, &chunks, &mut events);
+            loop {
+                while let Some(op) = s.next(Duration::from_secs_f64(now)) {
+                    let drive = op.copy as usize;
+                    let took = op.len as f64 / speeds[drive] / f64::from(1 << 20);
+                    free_at[drive] = now.max(free_at[drive]) + took;
+                    at_drives.push((free_at[drive], op));
+                }
+                let Some(i) =
+                    (0..at_drives.len()).min_by(|&a, &b| at_drives[a].0.total_cmp(&at_drives[b].0))
+                else {
+                    break;
+                };
+                let (end, op) = at_drives.swap_remove(i);
+                now = end;
+                let ended = Completion {
+                    id: op.id,
+                    result: Ok(op.len),
+                };
+                s.complete(ended, Duration::from_secs_f64(now), &mut events);
+            }
+            assert!(s.is_idle() && s.waiting_bytes == 0);
+            batch_time = now - begin;
+        }
+        let mib = (chunk * chunks_in_batch) as f64 / f64::from(1 << 20);
+        batch_time / (mib / speeds.iter().sum::<f64>())
+    }
+
+    #[test]
+    fn a_batch_that_fits_into_one_window_is_spread_over_all_drives() {
+        const MIB: u64 = 1 << 20;
+        assert!(batches(&[400.0, 400.0], 2 * MIB, 8, 1) < 1.01);
+        assert!(batches(&[400.0; 4], 2 * MIB, 12, 1) < 1.01);
+        // Small reads, far from any window.
+        assert!(batches(&[400.0; 4], 16 << 10, 12, 1) < 1.01);
+    }
+
+    #[test]
+    fn a_slow_drive_does_not_hold_the_end_of_a_batch() {
+        const MIB: u64 = 1 << 20;
+        // Two experts' chunks and eight experts', once the speeds are known. A chunk is 10 ms of the slow drive.
+        for (chunks, most) in [(20, 1.25), (80, 1.1)] {
+            for speeds in [&[600.0, 200.0][..], &[200.0, 600.0], &[400.0, 50.0, 400.0]] {
+                let ratio = batches(speeds, 2 * MIB, chunks, 12);
+                assert!(ratio < most, "{speeds:?} {chunks}: {ratio}");
+            }
+        }
     }
 
     proptest! {
@@ -737,7 +916,7 @@ mod tests {
             let mut at_device: Vec<Op> = Vec::new();
             let mut dice = dice.iter().cycle();
             loop {
-                while let Some(op) = s.next(0, NOW) {
+                while let Some(op) = s.next(NOW) {
                     prop_assert_eq!(ended[op.slab.index()], 0);
                     at_device.push(op);
                 }
