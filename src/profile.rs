@@ -8,10 +8,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use colibri_ring::drive::Window;
 use colibri_ring::engine::{EngineError, EngineKind, Options};
 use colibri_ring::extent::{Layout, Range};
 use colibri_ring::file::{Advice, File};
-use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica, Window};
+use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica};
 use colibri_ring::tokio_read;
 use hdrhistogram::Histogram;
 
