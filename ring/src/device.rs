@@ -6,6 +6,18 @@ use std::time::Duration;
 
 use crate::arena::SlabId;
 
+/// Which device reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum EngineKind {
+    /// io_uring where the kernel allows it, else pread.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// Threads that call pread.
+    Pread,
+}
+
 /// One read that is handed to a device: aligned bytes of one copy of a file, into a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {

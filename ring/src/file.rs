@@ -153,6 +153,9 @@ impl File {
                     "not a regular file",
                 ));
             }
+            // No readahead: the bytes after a range belong to something that nobody asked for, and nobody would drop them
+            // from the page cache. A read of any length is still done in large requests.
+            let _ = rustix::fs::fadvise(&file, 0, None, Fadvice::Random);
             Ok((file, meta))
         })();
         match opened {

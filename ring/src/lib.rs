@@ -5,9 +5,11 @@
 //! when each part of that slab is complete.
 
 pub mod arena;
+mod command;
 pub mod device;
 pub mod driver;
 pub mod engine;
+mod error;
 pub mod extent;
 pub mod file;
 pub mod headers;
@@ -16,4 +18,6 @@ mod pread;
 pub mod probe;
 pub mod replica;
 pub mod schedule;
+pub mod sim;
+mod thread;
 mod uring;

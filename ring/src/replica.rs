@@ -28,6 +28,19 @@ pub struct Replica {
     pub file: Arc<File>,
     /// The directory that it came from, as an index that the caller chose: statistics are kept for each.
     pub source: usize,
+    /// The drive that holds it: copies with the same number share its bandwidth.
+    pub drive: u64,
+}
+
+impl Replica {
+    /// A copy on the drive that the file system names.
+    pub fn new(file: Arc<File>, source: usize) -> Replica {
+        Replica {
+            drive: file.drive(),
+            file,
+            source,
+        }
+    }
 }
 
 /// A file and its copies, primary first. All have the same bytes.
@@ -171,18 +184,20 @@ impl Default for Window {
     }
 }
 
-/// A drive: everything with the same `st_dev`.
+/// A drive: everything with the same [`Replica::drive`].
 #[derive(Debug)]
 pub(crate) struct Drive {
-    pub(crate) st_dev: u64,
+    pub(crate) id: u64,
     pub(crate) window: Window,
     pub(crate) reads_in_flight: usize,
     pub(crate) bytes_in_flight: u64,
 }
 
 impl Drive {
-    pub(crate) fn has_room(&self) -> bool {
-        self.reads_in_flight < self.window.reads && self.bytes_in_flight < self.window.bytes
+    /// Whether it can take a read that may use a `1 / share` of the window.
+    pub(crate) fn has_room(&self, share: u64) -> bool {
+        let bytes = (self.window.bytes / share).max(1);
+        self.reads_in_flight < self.window.reads && self.bytes_in_flight < bytes
     }
 }
 

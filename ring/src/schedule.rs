@@ -23,6 +23,18 @@ pub enum Priority {
     Speculative,
 }
 
+impl Priority {
+    /// Reads of this priority may fill a `1 / share` of a drive's window. A demand that comes up waits until what is at the
+    /// drive has been read, so speculation gets a quarter: against a full window of guesses, decoding with
+    /// guesses went from 0.6 to 0.96 times the speed without.
+    fn share(self) -> u64 {
+        match self {
+            Priority::Demand => 1,
+            Priority::Speculative => 4,
+        }
+    }
+}
+
 /// What happened to a slab.
 #[derive(Debug)]
 pub enum Event {
@@ -88,8 +100,8 @@ struct InFlight {
     since: Duration,
 }
 
-/// How often a read may be interrupted (EINTR, EAGAIN) before that counts as a failure.
-const MAX_INTERRUPTIONS: u16 = 1000;
+/// How often a read may be interrupted (EINTR, EAGAIN, less than an aligned block) before that counts as a failure.
+const MAX_INTERRUPTIONS: u16 = 100;
 
 /// Decides which chunk goes to which drive next, and keeps the books of every slab being filled.
 #[derive(Debug)]
@@ -111,23 +123,20 @@ impl Scheduler {
     /// A scheduler for `slabs` slabs and reads of `files`; each drive gets a `window`.
     pub fn new(slabs: usize, files: &Files, window: Window) -> Scheduler {
         let mut drives: Vec<Drive> = Vec::new();
-        let mut drive_of = |st_dev: u64| {
-            drives
-                .iter()
-                .position(|d| d.st_dev == st_dev)
-                .unwrap_or_else(|| {
-                    drives.push(Drive {
-                        st_dev,
-                        window,
-                        reads_in_flight: 0,
-                        bytes_in_flight: 0,
-                    });
-                    drives.len() - 1
-                })
+        let mut drive_of = |id: u64| {
+            drives.iter().position(|d| d.id == id).unwrap_or_else(|| {
+                drives.push(Drive {
+                    id,
+                    window,
+                    reads_in_flight: 0,
+                    bytes_in_flight: 0,
+                });
+                drives.len() - 1
+            })
         };
         let mut route = |(replica, direct): (&Replica, &bool)| Route {
             replica: replica.clone(),
-            drive: drive_of(replica.file.drive()),
+            drive: drive_of(replica.drive),
             direct: *direct,
             failed: false,
         };
@@ -250,10 +259,10 @@ impl Scheduler {
 
     /// The next read for a drive, if it has room and there is one that it has a copy for.
     pub fn next(&mut self, drive: usize, now: Duration) -> Option<Op> {
-        if !self.drives[drive].has_room() {
-            return None;
-        }
         for priority in [Priority::Demand, Priority::Speculative] {
+            if !self.drives[drive].has_room(priority.share()) {
+                return None;
+            }
             for q in 0..self.queues[priority as usize].len() {
                 let slab = self.queues[priority as usize][q];
                 let job = self.jobs[slab.index()]
@@ -361,6 +370,11 @@ impl Scheduler {
             Ok(n) if n >= self.align => {
                 source.bytes += n;
                 waiting.done += n & !(self.align - 1);
+                job.waiting.push_front(waiting);
+                None
+            }
+            Ok(n) if n > 0 && waiting.interrupted < MAX_INTERRUPTIONS => {
+                waiting.interrupted += 1;
                 job.waiting.push_front(waiting);
                 None
             }
@@ -478,10 +492,7 @@ mod tests {
         temp.as_file().set_len(FILE_BYTES).unwrap();
         let file = Arc::new(File::open(temp.path()).unwrap());
         let copies = (0..copies)
-            .map(|source| Replica {
-                file: file.clone(),
-                source,
-            })
+            .map(|source| Replica::new(file.clone(), source))
             .collect();
         Files::new(vec![copies; files], DirectMode::Off).unwrap()
     }

@@ -15,6 +15,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use crate::arena::Arena;
 use crate::device::{Completion, Device, Op, Waker};
 use crate::file::{Advice, MAX_READ};
+use crate::limits;
 use crate::replica::Replicas;
 
 /// `user_data` of the poll on the eventfd that other threads wake the ring by.
@@ -89,6 +90,9 @@ impl Uring {
 
     /// Registers as many regions as the limit on locked memory allows.
     fn register_regions(&mut self) {
+        if let Err(e) = limits::raise_locked_memory() {
+            tracing::debug!("the limit on locked memory stays as it is: {e}");
+        }
         let regions: Vec<libc::iovec> = self
             .arena
             .regions()

@@ -23,10 +23,7 @@ fn pattern(len: usize, seed: u32) -> Vec<u8> {
 }
 
 fn open(path: &Path, source: usize) -> Replica {
-    Replica {
-        file: Arc::new(File::open(path).unwrap()),
-        source,
-    }
+    Replica::new(Arc::new(File::open(path).unwrap()), source)
 }
 
 /// A directory on the disk, not on a tmpfs.

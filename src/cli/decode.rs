@@ -1,7 +1,7 @@
 //! `decode`: continue a prompt.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -17,6 +17,7 @@ use serde::Serialize;
 use super::args::{Ids, ModelArgs};
 use super::open::{self, Opened};
 use super::printer::{Printer, nowhere};
+use super::size::human;
 use super::stats::{Stats, peak_rss_bytes};
 
 /// Continue a prompt, printing tokens as they are generated
@@ -232,15 +233,23 @@ fn rate(generated: &Generated) -> f64 {
 
 /// One line on stderr for people.
 fn summarise(generated: &Generated, stats: &Stats) {
-    tracing::info!(
-        "{} tokens, {:.2} a second; load {:.2} s, prefill {:.2} s; experts: {} hits, {} misses, {} read by {}",
+    let engine = &stats.engine;
+    let demanded = (engine.expert_hits + engine.expert_misses).max(1);
+    // Nobody to tell if stderr is closed.
+    let _ = writeln!(
+        io::stderr(),
+        "[{} tokens, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \
+         {} of experts read by {}{}, {:.0}% were in memory; peak {}]",
         generated.ids.len(),
         stats.tokens_per_second,
         stats.load_seconds,
         stats.prefill_seconds,
-        stats.engine.expert_hits,
-        stats.engine.expert_misses,
-        super::size::human(stats.engine.expert_bytes_read),
-        stats.engine.engine,
+        engine.io_wait_seconds,
+        engine.compute_seconds,
+        human(engine.expert_bytes_read),
+        engine.engine,
+        if engine.direct { " (O_DIRECT)" } else { "" },
+        100.0 * engine.expert_hits as f64 / demanded as f64,
+        human(stats.peak_rss_bytes),
     );
 }

@@ -33,7 +33,7 @@ impl Opened {
     pub fn open(args: &ModelArgs) -> anyhow::Result<Opened> {
         let start = Instant::now();
         let config = Config::load(&args.model[0])?;
-        let shards = Shards::open(&args.model)?;
+        let shards = Shards::open_with(&args.model, engine(args.engine))?;
         let options = LoadOptions {
             dsa: args.dsa == DsaArg::On,
         };

@@ -15,7 +15,7 @@ use crate::model::pass::{Pass, Tokens};
 use crate::model::rope::{Angle, rotate};
 use crate::model::scratch::{Shelf, sized};
 use crate::pool::Pool;
-use crate::quant::{Matrix, axpy};
+use crate::quant::Matrix;
 use crate::weight::{Loader, Weight, WeightError};
 
 /// Epsilon of the norms inside attention, fixed by the architecture.
@@ -84,7 +84,7 @@ struct Tile {
     block: Vec<f32>,
     /// Cache rows of one block, gathered [PAGE, rank + rope].
     rows: Vec<f32>,
-    /// Weighted sums of the cache [group, rank].
+    /// Weighted sums of the cache [group, rank + rope].
     context: Vec<f32>,
 }
 
@@ -225,23 +225,23 @@ impl Attention {
         }
         scores.chunks_mut(count).for_each(ops::softmax);
 
-        let context = sized(&mut tile.context, self.group * self.rank);
+        // The rotated keys are summed along with the rest, which is cheaper than leaving them out.
+        let context = sized(&mut tile.context, self.group * width);
         context.fill(0.0);
         // Block by block for all heads, so that the cache is read once from memory.
         for start in (0..count).step_by(PAGE) {
-            let end = count.min(start + PAGE);
-            for (scores, context) in scores.chunks(count).zip(context.chunks_mut(self.rank)) {
-                for (i, p) in (start..end).zip(&scores[start..end]) {
-                    let c = &cache.row(attended.position(i))[..self.rank];
-                    axpy(*p, c, context);
-                }
+            let rows = PAGE.min(count - start);
+            let keys = attended.gather(cache, start, rows, &mut tile.rows);
+            let block = Matrix::from_f32(keys, width);
+            for (scores, context) in scores.chunks(count).zip(context.chunks_mut(width)) {
+                block.add_rows(&scores[start..start + rows], context);
             }
         }
-        let contexts = context.chunks(self.rank);
+        let contexts = context.chunks(width);
         for (j, (context, out)) in contexts.zip(out.chunks_mut(self.value)).enumerate() {
             let start = (first + j) * (self.nope + self.value) + self.nope;
             let w_v = kv_b.rows(start..start + self.value);
-            w_v.matmul(pool, context, 1, out);
+            w_v.matmul(pool, &context[..self.rank], 1, out);
         }
     }
 }
@@ -272,13 +272,6 @@ impl Attended<'_> {
         match self {
             Attended::First(count) => *count,
             Attended::Some(picked) => picked.len(),
-        }
-    }
-
-    fn position(&self, i: usize) -> usize {
-        match self {
-            Attended::First(_) => i,
-            Attended::Some(picked) => picked[i] as usize,
         }
     }
 

@@ -222,6 +222,15 @@ impl<'a> Matrix<'a> {
         kernel::kernel(self.format).add_rows(self.rows(row..row + 1), &[a], y);
     }
 
+    /// y += transpose(W) a, rows ascending, with `y` of `cols` values. W may be a block of a KV cache and `a` the
+    /// probabilities of its positions.
+    ///
+    /// # Panics
+    /// When `a` or `y` has another length.
+    pub fn add_rows(&self, a: &[f32], y: &mut [f32]) {
+        kernel::kernel(self.format).add_rows(*self, a, y);
+    }
+
     /// y = transpose(W) x for `n` columns: `x` is [n, rows], `y` is [n, cols], both row-major. Rows are added in
     /// ascending order. For a block of rows (one head of `kv_b`) call it on [`Matrix::rows`].
     ///

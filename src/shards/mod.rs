@@ -15,8 +15,9 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use colibri_ring::engine::EngineKind;
 use colibri_ring::file::File;
-use colibri_ring::headers::{Engine, read_headers};
+use colibri_ring::headers::read_headers;
 use colibri_ring::limits;
 
 pub use dtype::Dtype;
@@ -77,14 +78,14 @@ impl Shards {
     /// # Errors
     /// The first thing that is wrong, with its file and tensor: see [`ShardError`] and [`Flaw`].
     pub fn open(dirs: &[PathBuf]) -> Result<Shards, ShardError> {
-        Shards::open_with(dirs, Engine::Auto)
+        Shards::open_with(dirs, EngineKind::Auto)
     }
 
     /// Like [`Shards::open`], with a given way to read the headers.
     ///
     /// # Errors
     /// Those of [`Shards::open`].
-    pub fn open_with(dirs: &[PathBuf], engine: Engine) -> Result<Shards, ShardError> {
+    pub fn open_with(dirs: &[PathBuf], engine: EngineKind) -> Result<Shards, ShardError> {
         if let Err(e) = limits::raise_open_files() {
             tracing::debug!("the limit of open files stays as it is: {e}");
         }

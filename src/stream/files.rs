@@ -34,12 +34,7 @@ impl ExpertFiles {
         direct: DirectMode,
     ) -> Result<ExpertFiles, StreamError> {
         let replicas = (shards.files().iter().enumerate())
-            .map(|(i, file)| {
-                vec![Replica {
-                    file: file.clone(),
-                    source: shards.dir_of(i),
-                }]
-            })
+            .map(|(i, file)| vec![Replica::new(file.clone(), shards.dir_of(i))])
             .collect();
         let files = Files::new(replicas, direct)?;
         let mut experts = ExpertFiles {

@@ -1,7 +1,6 @@
 //! The store: demands, guesses, and the order in which experts are handed out.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
 
 use colibri_ring::arena::SlabId;
 use colibri_ring::engine::{Engine, EngineError, Options, SlabState};
@@ -65,8 +64,6 @@ pub struct StreamStats {
     pub speculative_reads: u64,
     /// Of these, how many were then demanded.
     pub speculative_used: u64,
-    /// Time in which there was nothing to compute because reads were under way.
-    pub io_wait: Duration,
 }
 
 /// How far the computation of a demanded expert is.
@@ -140,7 +137,7 @@ impl ExpertStore {
     pub fn lookahead(&self) -> usize {
         match self.lookahead {
             Lookahead::Off => 0,
-            Lookahead::Auto => self.top_k,
+            Lookahead::Auto => self.top_k.div_ceil(4),
             Lookahead::Experts(k) => k,
         }
     }
@@ -152,11 +149,18 @@ impl ExpertStore {
     /// # Errors
     /// When the engine has stopped.
     pub fn want(&mut self, layer: usize, ids: &[u32], want: Want) -> Result<(), StreamError> {
+        self.engine.begin_batch();
         match want {
             Want::Demand => self.demand(layer, ids)?,
             Want::Hint => {
-                let keys = ids.iter().map(|&expert| Key { layer, expert });
-                self.guesses = keys.filter(|key| self.cache.slab(*key).is_none()).collect();
+                self.guesses.clear();
+                for key in ids.iter().map(|&expert| Key { layer, expert }) {
+                    match self.cache.slab(key) {
+                        // It should not make room for another guess.
+                        Some(slab) => self.cache.touch(slab),
+                        None => self.guesses.push_back(key),
+                    }
+                }
                 self.start_guesses()?;
             }
         }
@@ -308,10 +312,8 @@ impl ExpertStore {
                 return Ok(None);
             }
             self.engine.flush();
-            let start = Instant::now();
-            let event = self.engine.wait();
-            self.stats.io_wait += start.elapsed();
-            self.handle(event?)?;
+            let event = self.engine.wait()?;
+            self.handle(event)?;
         };
         let Demand { expert, stage } = self.demands[at];
         let locations = self.files.matrices(Key {
