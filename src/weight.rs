@@ -78,6 +78,8 @@ impl Weight {
             rows: self.rows,
             cols: self.cols,
             bytes: &self.bytes,
+            scales: &[],
+            skip: 0,
         }
     }
 }

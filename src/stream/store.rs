@@ -315,6 +315,8 @@ impl ExpertStore {
                 rows,
                 cols,
                 bytes,
+                scales: &[],
+                skip: 0,
             }
         };
         Ok(Some(match stage {
