@@ -128,11 +128,11 @@ FIXTURES = [
         config(index_topk=12, hidden_size=75, kv_lora_rank=33, moe_intermediate_size=90, q_lora_rank=70, n_routed_experts=7),
         packed=[(r"kv_b_proj|layers\.1\.mlp\.experts\.[135]\.", "int4-g16"), (EVERY_MATRIX, "int4-g64")], prompt=16,
     ),
-    # Groups that are no power of two: 45 columns in 3 groups of 15, 27 in 3 of 9.
+    # Groups that are no power of two: 45 columns in 5 groups of 9, 27 in 3.
     Spec(
         "int4-odd-groups",
         config(index_topk=2048),
-        packed=[(r"experts.*(gate|up)_proj", "int4-g15"), (r"experts.*down_proj", "int4-g9"), (EVERY_MATRIX, "int8")],
+        packed=[(r"experts.*(gate|up|down)_proj", "int4-g9"), (EVERY_MATRIX, "int8")],
     ),
     Spec(
         "int2-row",
@@ -144,7 +144,7 @@ FIXTURES = [
     Spec(
         "container-mixed",
         config(index_topk=12, hidden_size=70, moe_intermediate_size=74, kv_lora_rank=36, q_lora_rank=66, num_hidden_layers=4,
-               n_routed_experts=7, indexer_types=["full", "full", "shared", "full"], vocab_size=97),
+               n_routed_experts=5, indexer_types=["full", "shared", "shared", "full"], vocab_size=97),
         dtype="f32",
         packed=[(r"mlp\.gate\.|norm", None), (r"embed_tokens|lm_head", "int8"), (r"layers\.3\.mlp\.experts", "int8"),
                 (r"layers\.2\.mlp\.experts\.4\.down_proj", "int2"), (r"proj|wq_b|wk", "int4-g64")],

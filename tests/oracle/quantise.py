@@ -60,12 +60,21 @@ def fp8(weights: torch.Tensor):
     return codes, scales, codes.float() * spread
 
 
+def readable(cols: int, group: int) -> bool:
+    """Whether a reader finds this group size: the power of two that gives as many groups, else the exact quotient."""
+    count = -(-cols // group)
+    power = next((1 << p for p in range(31) if -(-cols // (1 << p)) == count), None)
+    return count == 1 or group == (power or (cols / count))
+
+
 def quantise(name: str, weights: torch.Tensor, format: str) -> tuple[dict, torch.Tensor]:
     """The stored tensors of one matrix by name, and the f32 values that they stand for."""
     kind, group = names(format)
     if kind == "fp8":
         codes, scales, values = fp8(weights)
         return {name: codes, f"{name}_scale_inv": scales}, values
+    if group and not readable(weights.shape[1], group):
+        raise ValueError(f"{name}: no reader finds groups of {group} in {weights.shape[1]} columns")
     bits = {"int8": 8, "int4": 4, "int2": 2}[kind]
     packed, scales, values = integer(weights, bits, group)
     return {name: packed, f"{name}.qs": scales}, values
