@@ -83,7 +83,7 @@ impl<E: Load8> Blocks<E> for Path {
 
 /// How far ahead of the loads weights are asked for, in bytes. The hardware's own prefetch stops at page ends and
 /// leaves about 8% of the memory bandwidth unused with 2-byte weights.
-const AHEAD: usize = 2048;
+pub(in crate::quant) const AHEAD: usize = 2048;
 
 /// Asks for the `size` bytes that are [`AHEAD`] of `p`, which may be outside the matrix.
 #[inline(always)]

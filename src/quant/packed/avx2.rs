@@ -3,7 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::{AXPY_ROWS, BLOCK, Blocks, Code, FINE, GROUP, Groups, QUARTER, Row};
-pub(super) use crate::quant::float::avx2::{prefetch, sum8};
+pub(super) use crate::quant::float::avx2::sum8;
+use crate::quant::float::avx2::{AHEAD, prefetch};
 
 /// AVX2, FMA and F16C.
 pub struct Path;
@@ -80,9 +81,7 @@ fn dot<C: Unpack8, const S: u8, const R: usize, const N: usize>(
     let mut groups = Groups::new(rows[0].group);
     let whole = rows[0].codes.len() / C::BYTES;
     for block in 0..whole {
-        for row in &rows {
-            prefetch(row.codes[block * C::BYTES..].as_ptr(), C::BYTES);
-        }
+        prefetch_rows::<C, R>(&rows, block);
         // SAFETY: the block is whole, and every x[c] has BLOCK values for each block.
         unsafe {
             step::<C, S, R, N>(
@@ -115,6 +114,17 @@ fn dot<C: Unpack8, const S: u8, const R: usize, const N: usize>(
             let high = _mm256_add_ps(lanes[1], lanes[3]);
             y[at + r] = sum8(_mm256_add_ps(low, high));
         }
+    }
+}
+
+/// Asks for what is ahead of a block of each row. Rows are short, so past the end of a row that is the row which takes
+/// its place next: R further on, not the neighbour that is being read already.
+#[inline(always)]
+pub(super) fn prefetch_rows<C: Code, const R: usize>(rows: &[Row<'_>; R], block: usize) {
+    for row in rows {
+        let (at, len) = (block * C::BYTES, row.codes.len());
+        let next = if at + AHEAD < len { 0 } else { (R - 1) * len };
+        prefetch(row.codes.as_ptr().wrapping_add(at + next), C::BYTES);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::{Unpack8, prefetch, sum8};
+use super::avx2::{Unpack8, prefetch_rows, sum8};
 use super::{AXPY_ROWS, BLOCK, Blocks, Code, FINE, GROUP, Groups, QUARTER, Row};
 
 /// AVX-512 F on top of what [`super::avx2::Path`] needs.
@@ -85,9 +85,7 @@ fn dot<C: Unpack16, const S: u8, const R: usize, const N: usize>(
     let mut groups = Groups::new(rows[0].group);
     let whole = rows[0].codes.len() / C::BYTES;
     for block in 0..whole {
-        for row in &rows {
-            prefetch(row.codes[block * C::BYTES..].as_ptr(), C::BYTES);
-        }
+        prefetch_rows::<C, R>(&rows, block);
         // SAFETY: the block is whole, and every x[c] has BLOCK values for each block.
         unsafe {
             step::<C, S, R, N>(
