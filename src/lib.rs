@@ -6,12 +6,15 @@
 
 pub mod config;
 pub mod generate;
+pub mod measure;
 pub mod model;
 pub mod plan;
 pub mod pool;
+pub mod profile;
 pub mod quant;
 pub mod sample;
 pub mod shards;
 pub mod stream;
 pub mod tokenizer;
+pub mod verify;
 pub mod weight;

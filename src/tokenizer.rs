@@ -80,7 +80,12 @@ impl Tokenizer {
     /// [`TokenizerError::Read`] and [`TokenizerError::Invalid`], naming the file.
     pub fn load(dir: &Path) -> Result<Option<Tokenizer>, TokenizerError> {
         let path = dir.join("tokenizer.json");
-        let bytes = match std::fs::read(&path) {
+        // Looked at before it is opened: opening a FIFO would wait for a writer.
+        let read = || match std::fs::metadata(&path)?.is_file() {
+            true => std::fs::read(&path),
+            false => Err(io::Error::other("not a regular file")),
+        };
+        let bytes = match read() {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(TokenizerError::Read { path, source }),

@@ -1,6 +1,8 @@
 //! Tensors as weights: looked up by name, checked against the shape and type that the model needs.
 
 mod stored;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use colibri_ring::headers::Engine;
+use colibri_ring::engine::EngineKind;
 use colibri_uring::shards::Shards;
 use safetensors::tensor::Metadata;
 
@@ -135,10 +135,10 @@ fn measure(kind: &str, dir: PathBuf) -> io::Result<()> {
         }
         _ => {
             let engine = match kind {
-                "uring" => Engine::Auto,
-                _ => Engine::Pread,
+                "uring" => EngineKind::Auto,
+                _ => EngineKind::Pread,
             };
-            let shards = Shards::open_with(&[dir], engine).map_err(io::Error::other)?;
+            let shards = Shards::open_with(&[dir], &[], engine).map_err(io::Error::other)?;
             (start.elapsed().as_secs_f64(), shards.len())
         }
     };

@@ -1,1 +1,4 @@
-//! Benches and storage experiments of colibri-uring. Each bench is a file under `benches/`.
+//! Benches and storage experiments of colibri-uring. Each bench is a file under `benches/`; the SSDs that storage
+//! experiments need are made by [`lab`].
+
+pub mod lab;

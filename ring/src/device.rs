@@ -6,6 +6,18 @@ use std::time::Duration;
 
 use crate::arena::SlabId;
 
+/// Which device reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum EngineKind {
+    /// io_uring where the kernel allows it, else pread.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// Threads that call pread.
+    Pread,
+}
+
 /// One read that is handed to a device: aligned bytes of one copy of a file, into a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
@@ -47,8 +59,8 @@ pub trait Device {
     /// it made the device.
     fn submit(&mut self, op: Op);
 
-    /// Starts what was submitted and waits until at least `min` reads have ended, or the waker was called, or a
-    /// signal came. Appends the ended reads to `ended`. With `min` 0 it does not wait.
+    /// Starts what was submitted and waits until at least `min` reads have ended, or a signal came. A call of the waker
+    /// counts as at least one of them. Appends the ended reads to `ended`. With `min` 0 it does not wait.
     ///
     /// # Errors
     /// When the kernel interface itself fails; a failed read is no error here.

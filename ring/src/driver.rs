@@ -1,13 +1,14 @@
 //! Scheduler and device together, driven by whichever thread owns them.
 
 use std::io;
+use std::time::Duration;
 
 use crate::device::{Completion, Device};
 use crate::schedule::{Event, Scheduler};
 
-/// A wait that ends at every single read costs one entry into the kernel a read. Reads of this many bytes may be
-/// waited for at once without letting a drive run dry, since its window holds more.
-const BATCH_BYTES: u64 = 4 << 20;
+/// A wait that ends at every single read costs one entry into the kernel a read, so it has to be earned: by some bytes
+/// read, or by a batch of requests, whose first completions somebody waits for.
+const ENTERS_PER_BATCH: u64 = 3;
 
 /// Moves chunks from the scheduler to the device and completions back.
 #[derive(Debug)]
@@ -16,37 +17,46 @@ pub struct Driver<D> {
     /// What to read.
     pub scheduler: Scheduler,
     ended: Vec<Completion>,
-    /// Bytes read when a wait last ended at the first completion.
-    waited_early_at: Option<u64>,
+    /// Reads of about this many bytes may be waited for at once; 0: a wait ends at the first completion.
+    batch_bytes: u64,
+    batches: u64,
+    waits: u64,
 }
 
 impl<D: Device> Driver<D> {
-    /// A driver of `device`, which must have room for [`Scheduler::max_in_flight`] reads.
-    pub fn new(device: D, scheduler: Scheduler) -> Driver<D> {
+    /// A driver of `device`, which must have room for [`Scheduler::max_in_flight`] reads. Reads of about `batch_bytes` bytes
+    /// may be waited for at once.
+    pub fn new(device: D, scheduler: Scheduler, batch_bytes: u64) -> Driver<D> {
         Driver {
             device,
             scheduler,
             ended: Vec::new(),
-            waited_early_at: None,
+            batch_bytes,
+            batches: 0,
+            waits: 0,
         }
     }
 
-    /// Fills every drive's window, waits for completions if anything is at the device, and hands them to the scheduler.
+    /// Fills every drive's window, waits for completions if `wait` is set and anything is at the device, and hands them to
+    /// the scheduler.
     ///
     /// # Errors
     /// When the device's kernel interface fails.
-    pub fn step(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        let idle = self.scheduler.in_flight() == 0;
+    pub fn step(&mut self, wait: bool, events: &mut Vec<Event>) -> io::Result<()> {
         let now = self.device.now();
         for drive in 0..self.scheduler.drives() {
             while let Some(op) = self.scheduler.next(drive, now) {
                 self.device.submit(op);
             }
         }
-        if self.scheduler.in_flight() == 0 {
+        if wait && self.scheduler.in_flight() == 0 {
             return Ok(());
         }
-        let min = self.completions_to_wait_for(idle);
+        let min = if wait {
+            self.completions_to_wait_for()
+        } else {
+            0
+        };
         self.device.wait(min, &mut self.ended)?;
         let now = self.device.now();
         for ended in self.ended.drain(..) {
@@ -56,21 +66,30 @@ impl<D: Device> Driver<D> {
         Ok(())
     }
 
-    /// One completion after an idle time and once every [`BATCH_BYTES`], otherwise as many as carry [`BATCH_BYTES`] on
-    /// average. That bounds the entries into the kernel however small the reads are: one per [`BATCH_BYTES`], and a few for
-    /// each batch of requests.
-    fn completions_to_wait_for(&mut self, idle: bool) -> usize {
+    /// The device's time.
+    pub fn now(&self) -> Duration {
+        self.device.now()
+    }
+
+    /// New requests are about to be pushed.
+    pub fn begin_batch(&mut self) {
+        self.batches += 1;
+    }
+
+    /// One, as long as the entries into the kernel stay below what has been earned; beyond that, as many as carry
+    /// `batch_bytes` on average, so that every further entry earns itself, however small the reads are. Never more than the drive with
+    /// the fewest has, so that a drive that is slow, or has stalled, keeps no other waiting.
+    fn completions_to_wait_for(&mut self) -> usize {
         let read: u64 = self.scheduler.stats.sources.iter().map(|s| s.bytes).sum();
-        if idle
-            || self
-                .waited_early_at
-                .is_none_or(|at| read - at >= BATCH_BYTES)
-        {
-            self.waited_early_at = Some(read);
+        let earned = read
+            .checked_div(self.batch_bytes)
+            .map(|n| n + self.batches * ENTERS_PER_BATCH);
+        self.waits += 1;
+        if earned.is_none_or(|earned| self.waits <= earned) {
             return 1;
         }
         let in_flight = self.scheduler.in_flight();
         let mean = (self.scheduler.bytes_in_flight() / in_flight as u64).max(1);
-        (BATCH_BYTES.div_ceil(mean) as usize).clamp(1, in_flight)
+        (self.batch_bytes.div_ceil(mean) as usize).clamp(1, self.scheduler.fewest_in_flight())
     }
 }

@@ -10,87 +10,20 @@
 //!                        └──── dropped or failed, when nothing is in flight ──► Free
 //! ```
 
-use std::collections::VecDeque;
-use std::io;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 
-use crate::arena::{Arena, ArenaError, Class, SlabId};
-use crate::device::{Device, Waker};
-use crate::driver::Driver;
-use crate::extent::{Chunk, Layout, PARTS};
-use crate::pread::Pread;
-use crate::replica::{Files, Stats, Window};
-use crate::schedule::{Event, Priority, ReadError, Scheduler};
-use crate::uring::Uring;
+use crate::arena::{Arena, Class, SlabId};
+use crate::command::{Command, Link};
+use crate::extent::{Layout, PARTS};
+use crate::replica::{Files, Replicas, Stats};
+use crate::schedule::{Event, Priority, Scheduler};
+use crate::sim::{Clock, Inline, Sim, SimDrive};
+use crate::thread::RingThread;
 
-/// Which device reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum EngineKind {
-    /// io_uring where the kernel allows it, else pread.
-    #[default]
-    Auto,
-    /// io_uring, or an error.
-    Uring,
-    /// Threads that call pread.
-    Pread,
-}
-
-/// How an engine reads.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// The device.
-    pub kind: EngineKind,
-    /// How much each drive has at once.
-    pub window: Window,
-    /// Spans are read in pieces of about this many bytes.
-    pub chunk_bytes: u64,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            kind: EngineKind::Auto,
-            window: Window::default(),
-            chunk_bytes: 2 << 20,
-        }
-    }
-}
-
-/// Why there is no engine, or none any more.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    /// No memory for the slabs.
-    #[error(transparent)]
-    Arena(#[from] ArenaError),
-    /// The device could not be made.
-    #[error("{device} is not available: {source}{}", hint(source))]
-    Device {
-        /// Its name.
-        device: &'static str,
-        /// The operating system's answer.
-        source: io::Error,
-    },
-    /// The ring thread ended because its kernel interface failed.
-    #[error("the reading thread stopped: {0}")]
-    Stopped(String),
-    /// A read failed on every copy.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-}
-
-/// What to do about a refused io_uring.
-fn hint(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EPERM) => {
-            " (disabled by the sysctl kernel.io_uring_disabled or by a seccomp filter, as in most containers)"
-        }
-        Some(libc::ENOSYS) => " (the kernel is older than 5.1 or built without it)",
-        Some(libc::ENOMEM) => " (the limit on locked memory is too low: see ulimit -l)",
-        _ => "",
-    }
-}
+pub use crate::device::EngineKind;
+pub use crate::error::EngineError;
+pub use crate::options::Options;
 
 /// The state of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,12 +46,14 @@ struct Slab {
 /// Reads ranges of files into slabs.
 pub struct Engine {
     // Declared before the arena: dropping it drains what is in flight.
-    thread: RingThread,
+    link: Box<dyn Link>,
     arena: Arc<Arena>,
     slabs: Vec<Slab>,
     align: u64,
     chunk_bytes: u64,
     unsent: Vec<Command>,
+    /// The next read begins a batch.
+    batch_begins: bool,
 }
 
 impl std::fmt::Debug for Engine {
@@ -135,28 +70,69 @@ impl Engine {
     /// # Errors
     /// [`EngineError`] when there is no memory for the slabs, or the device that was insisted on is not available.
     pub fn new(files: &Files, classes: &[Class], options: Options) -> Result<Engine, EngineError> {
-        let arena = Arc::new(Arena::new(classes)?);
-        let scheduler = Scheduler::new(arena.slabs(), files, options.window);
-        let slabs = (0..arena.slabs())
-            .map(|_| Slab {
-                state: SlabState::Free,
-                layout: None,
-            })
-            .collect();
-        let thread = RingThread::start(files, arena.clone(), scheduler, options.kind)?;
-        Ok(Engine {
-            thread,
-            arena,
-            slabs,
-            align: files.align(),
-            chunk_bytes: options.chunk_bytes,
-            unsent: Vec::new(),
+        Engine::with_link(files, classes, options, |arena, scheduler| {
+            Ok(Box::new(RingThread::start(
+                files, arena, scheduler, options,
+            )?))
         })
     }
 
-    /// "uring" or "pread".
+    /// An engine that reads nothing: `drives` are simulated on `clock`, and the copy of a file that belongs to drive i
+    /// of [`Replica::drive`](crate::replica::Replica) is read from `drives[i]`. Slabs hold zeros.
+    ///
+    /// # Errors
+    /// When there is no memory for the slabs.
+    ///
+    /// # Panics
+    /// When a file belongs to a drive that is not among `drives`.
+    pub fn simulated(
+        files: &Files,
+        classes: &[Class],
+        options: Options,
+        drives: Vec<SimDrive>,
+        clock: Clock,
+    ) -> Result<Engine, EngineError> {
+        let drive_of = |copies: &Replicas| copies.iter().map(|r| r.drive as usize).collect();
+        let drive_of: Vec<Vec<usize>> = files.replicas.iter().map(drive_of).collect();
+        assert!(
+            drive_of.iter().flatten().all(|drive| *drive < drives.len()),
+            "a drive is missing"
+        );
+        Engine::with_link(files, classes, options, |_, scheduler| {
+            Ok(Box::new(Inline::new(
+                Sim::new(drives, drive_of, clock),
+                scheduler,
+                options.batch_bytes,
+            )))
+        })
+    }
+
+    fn with_link(
+        files: &Files,
+        classes: &[Class],
+        options: Options,
+        link: impl FnOnce(Arc<Arena>, Scheduler) -> Result<Box<dyn Link>, EngineError>,
+    ) -> Result<Engine, EngineError> {
+        let arena = Arc::new(Arena::new(classes)?);
+        let scheduler = Scheduler::new(arena.slabs(), files, options.window);
+        let free = || Slab {
+            state: SlabState::Free,
+            layout: None,
+        };
+        Ok(Engine {
+            link: link(arena.clone(), scheduler)?,
+            slabs: (0..arena.slabs()).map(|_| free()).collect(),
+            arena,
+            align: files.align(),
+            chunk_bytes: options.chunk_bytes,
+            unsent: Vec::new(),
+            batch_begins: false,
+        })
+    }
+
+    /// "uring", "pread" or "simulated".
     pub fn device(&self) -> &'static str {
-        self.thread.device
+        self.link.device()
     }
 
     /// Number of slabs.
@@ -172,6 +148,12 @@ impl Engine {
     /// The state of a slab.
     pub fn state(&self, slab: SlabId) -> SlabState {
         self.slabs[slab.index()].state
+    }
+
+    /// The reads asked for from here on are one batch: what somebody needs together, and waits for. A device that
+    /// saves on entries into the kernel returns the first completions of a batch one by one.
+    pub fn begin_batch(&mut self) {
+        self.batch_begins = true;
     }
 
     /// Asks for `layout` to be read into a free slab. Nothing starts before [`Engine::flush`].
@@ -195,6 +177,9 @@ impl Engine {
         );
         *state = SlabState::Filling([false; PARTS]);
         *held = Some(layout);
+        if std::mem::take(&mut self.batch_begins) {
+            self.unsent.push(Command::BeginBatch);
+        }
         self.unsent.push(Command::Push(slab, priority, chunks));
     }
 
@@ -229,7 +214,7 @@ impl Engine {
     /// Hands everything asked for since the last flush to the ring thread, as one batch.
     pub fn flush(&mut self) {
         if !self.unsent.is_empty() {
-            self.thread.send(&mut self.unsent);
+            self.link.send(&mut self.unsent);
         }
     }
 
@@ -238,7 +223,7 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Stopped`] when the ring thread has ended.
     pub fn poll(&mut self) -> Result<Option<Event>, EngineError> {
-        let event = self.thread.receive(false)?;
+        let event = self.link.receive(false)?;
         Ok(event.inspect(|event| self.apply(event)))
     }
 
@@ -247,7 +232,7 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Stopped`] when the ring thread has ended.
     pub fn wait(&mut self) -> Result<Event, EngineError> {
-        let event = self.thread.receive(true)?.expect("waits for one");
+        let event = self.link.receive(true)?.expect("waits for one");
         self.apply(&event);
         Ok(event)
     }
@@ -296,235 +281,11 @@ impl Engine {
         unsafe { self.arena.borrow(slab, layout.places[range], wanted.len) }
     }
 
-    /// What the reads did so far.
+    /// What the reads did so far; `None` when the ring thread has ended.
     pub fn stats(&mut self) -> Option<Stats> {
         let (sender, receiver) = channel();
         self.unsent.push(Command::Stats(sender));
         self.flush();
         receiver.recv().ok()
-    }
-}
-
-/// What the engine tells the ring thread.
-enum Command {
-    Push(SlabId, Priority, Vec<Chunk>),
-    Promote(SlabId),
-    DropWaiting(SlabId),
-    Stats(Sender<Stats>),
-}
-
-/// Commands on their way to the ring thread.
-#[derive(Default)]
-struct Outbox {
-    commands: Vec<Command>,
-    stop: bool,
-    /// The ring thread is inside the device and has to be woken through it.
-    in_device: bool,
-}
-
-/// Events on their way back.
-#[derive(Default)]
-struct Inbox {
-    events: VecDeque<Event>,
-    /// The ring thread has ended, and why.
-    stopped: Option<String>,
-}
-
-#[derive(Default)]
-struct Shared {
-    outbox: Mutex<Outbox>,
-    sent: Condvar,
-    inbox: Mutex<Inbox>,
-    arrived: Condvar,
-}
-
-/// Nothing is left half-done under these locks, so one that a panic has poisoned is as good as any.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The thread that owns the scheduler and the device. Dropping it drains what is in flight.
-struct RingThread {
-    shared: Arc<Shared>,
-    waker: Waker,
-    device: &'static str,
-    handle: Option<JoinHandle<()>>,
-}
-
-impl RingThread {
-    fn start(
-        files: &Files,
-        arena: Arc<Arena>,
-        scheduler: Scheduler,
-        kind: EngineKind,
-    ) -> Result<RingThread, EngineError> {
-        let shared = Arc::new(Shared::default());
-        let (report, ready) = channel();
-        let (files, for_thread) = (files.replicas.clone(), shared.clone());
-        // A ring belongs to the thread that makes it.
-        let run = move || {
-            // Ends the waits of the owner in every case, a panic included.
-            let _stopped = Stopped(for_thread.clone());
-            let room = scheduler.max_in_flight();
-            if kind != EngineKind::Pread {
-                match Uring::new(arena.clone(), files.clone(), room) {
-                    Ok(device) => {
-                        let _ = report.send(Ok(("uring", device.waker())));
-                        return serve(Driver::new(device, scheduler), &for_thread);
-                    }
-                    Err(source) => {
-                        let error = EngineError::Device {
-                            device: "io_uring",
-                            source,
-                        };
-                        if kind == EngineKind::Uring {
-                            let _ = report.send(Err(error));
-                            return;
-                        }
-                        tracing::warn!("{error}; reading with pread");
-                    }
-                }
-            }
-            match Pread::new(arena, files, PREAD_THREADS.min(room)) {
-                Ok(device) => {
-                    let _ = report.send(Ok(("pread", device.waker())));
-                    serve(Driver::new(device, scheduler), &for_thread);
-                }
-                Err(source) => {
-                    let _ = report.send(Err(EngineError::Device {
-                        device: "pread",
-                        source,
-                    }));
-                }
-            }
-        };
-        let handle = std::thread::Builder::new()
-            .name("colibri-ring".into())
-            .spawn(run)
-            .map_err(|source| EngineError::Device {
-                device: "a thread",
-                source,
-            })?;
-        let (device, waker) = ready.recv().unwrap_or_else(|_| {
-            Err(EngineError::Stopped(
-                "it panicked while it made the device".into(),
-            ))
-        })?;
-        Ok(RingThread {
-            shared,
-            waker,
-            device,
-            handle: Some(handle),
-        })
-    }
-
-    fn send(&self, commands: &mut Vec<Command>) {
-        let mut outbox = lock(&self.shared.outbox);
-        outbox.commands.append(commands);
-        self.wake(outbox);
-    }
-
-    fn wake(&self, outbox: MutexGuard<'_, Outbox>) {
-        let in_device = outbox.in_device;
-        drop(outbox);
-        if in_device {
-            (self.waker)();
-        } else {
-            self.shared.sent.notify_one();
-        }
-    }
-
-    fn receive(&self, wait: bool) -> Result<Option<Event>, EngineError> {
-        let mut inbox = lock(&self.shared.inbox);
-        loop {
-            if let Some(event) = inbox.events.pop_front() {
-                return Ok(Some(event));
-            }
-            if let Some(why) = &inbox.stopped {
-                return Err(EngineError::Stopped(why.clone()));
-            }
-            if !wait {
-                return Ok(None);
-            }
-            inbox = self
-                .shared
-                .arrived
-                .wait(inbox)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-impl Drop for RingThread {
-    fn drop(&mut self) {
-        let mut outbox = lock(&self.shared.outbox);
-        outbox.stop = true;
-        self.wake(outbox);
-        if let Some(handle) = self.handle.take() {
-            let _ = handle.join();
-        }
-    }
-}
-
-/// Reads at once where each takes a thread.
-const PREAD_THREADS: usize = 8;
-
-/// Tells the engine's owner that the ring thread has ended, however it does.
-struct Stopped(Arc<Shared>);
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let mut inbox = lock(&self.0.inbox);
-        inbox.stopped.get_or_insert_with(|| "it panicked".into());
-        self.0.arrived.notify_all();
-    }
-}
-
-/// The ring thread's loop: sleeps in the device while reads are under way, on the condition variable otherwise.
-fn serve<D: Device>(mut driver: Driver<D>, shared: &Shared) {
-    let mut events = Vec::new();
-    let mut commands = Vec::new();
-    loop {
-        let stop = {
-            let mut outbox = lock(&shared.outbox);
-            outbox.in_device = false;
-            let idle = driver.scheduler.is_idle();
-            while idle && outbox.commands.is_empty() && !outbox.stop {
-                outbox = shared
-                    .sent
-                    .wait(outbox)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            commands.append(&mut outbox.commands);
-            outbox.in_device = true;
-            outbox.stop
-        };
-        for command in commands.drain(..) {
-            match command {
-                Command::Push(slab, priority, chunks) => {
-                    driver.scheduler.push(slab, priority, &chunks, &mut events);
-                }
-                Command::Promote(slab) => driver.scheduler.promote(slab),
-                Command::DropWaiting(slab) => driver.scheduler.drop_waiting(slab, &mut events),
-                Command::Stats(reply) => {
-                    let _ = reply.send(driver.scheduler.stats.clone());
-                }
-            }
-        }
-        if stop {
-            driver.scheduler.drop_all(&mut events);
-        }
-        let result = driver.step(&mut events);
-        if !events.is_empty() || result.is_err() {
-            let mut inbox = lock(&shared.inbox);
-            inbox.events.extend(events.drain(..));
-            if let Err(e) = &result {
-                inbox.stopped = Some(e.to_string());
-            }
-            shared.arrived.notify_one();
-        }
-        if result.is_err() || (stop && driver.scheduler.in_flight() == 0) {
-            return;
-        }
     }
 }

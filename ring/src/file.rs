@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::fs::Advice as Fadvice;
+use rustix::io::ReadWriteFlags;
 
 /// The longest single read that is asked of the kernel, in bytes; longer reads are done in pieces
 /// (one read moves at most 2 GiB - 4 KiB on Linux).
@@ -87,12 +88,17 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 impl Direct {
     /// Opens the twin, or says in words why reads of this file would go through the page cache anyway.
-    fn open(path: &Path) -> Result<Direct, String> {
+    fn open(path: &Path, buffered: &std::fs::File) -> Result<Direct, String> {
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK | libc::O_CLOEXEC)
             .open(path)
             .map_err(|e| format!("O_DIRECT is refused: {e}"))?;
+        // A file that was replaced since is another file: its bytes are not those that were examined.
+        let id = |file: &std::fs::File| file.metadata().map(|meta| (meta.dev(), meta.ino()));
+        if !matches!((id(&file), id(buffered)), (Ok(a), Ok(b)) if a == b) {
+            return Err("it was replaced after it was opened".into());
+        }
         let fs = rustix::fs::fstatfs(&file).map_err(|e| format!("statfs failed: {e}"))?;
         if fs.f_type as u64 == TMPFS_MAGIC {
             return Err("tmpfs ignores O_DIRECT".into());
@@ -192,7 +198,8 @@ impl File {
     }
 
     fn twin(&self) -> &Result<Direct, String> {
-        self.direct.get_or_init(|| Direct::open(&self.path))
+        self.direct
+            .get_or_init(|| Direct::open(&self.path, &self.buffered))
     }
 
     /// The O_DIRECT descriptor and the alignment that its reads need.
@@ -242,6 +249,18 @@ impl File {
             }
         }
         Ok(())
+    }
+
+    /// Whether the byte at `offset` is in the page cache: reads it on condition that no drive is asked. `None` where the file
+    /// system cannot tell.
+    pub fn is_cached(&self, offset: u64) -> Option<bool> {
+        let mut byte = [0];
+        let bufs = &mut [io::IoSliceMut::new(&mut byte)];
+        match rustix::io::preadv2(&self.buffered, bufs, offset, ReadWriteFlags::NOWAIT) {
+            Ok(n) => Some(n > 0),
+            Err(rustix::io::Errno::AGAIN) => Some(false),
+            Err(_) => None,
+        }
     }
 
     /// Tells the page cache about a range. Only a hint: failures are ignored.

@@ -15,6 +15,7 @@ use std::thread;
 use tokio::task::JoinSet;
 use tokio_uring::buf::BoundedBuf;
 
+use crate::device::EngineKind;
 use crate::file::{File, FileError};
 
 /// Bytes of the length in front of a header.
@@ -29,16 +30,6 @@ const IN_FLIGHT: usize = 8;
 
 /// Threads of the pread path: it has one read in flight per thread, so more than there are cores.
 const PREAD_THREADS: usize = 8;
-
-/// How headers are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Engine {
-    /// io_uring where the kernel allows it, else pread.
-    #[default]
-    Auto,
-    /// Threads and pread.
-    Pread,
-}
 
 /// What can be wrong before a header is even looked at.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +69,7 @@ pub enum HeaderError {
 
 /// Reads the header of every file and hands it to `parse`, which is called on several threads with the
 /// file's position in `files` and the header (without its length field). A header longer than `cap`
-/// bytes is refused unread.
+/// bytes is refused unread. Where io_uring is denied, headers are read by pread, whatever `engine` says.
 ///
 /// Returns what `parse` returned, in the order of `files`.
 ///
@@ -87,7 +78,7 @@ pub enum HeaderError {
 pub fn read_headers<T, E, P>(
     files: &[Arc<File>],
     cap: u64,
-    engine: Engine,
+    engine: EngineKind,
     parse: P,
 ) -> Result<Vec<T>, E>
 where
@@ -102,7 +93,7 @@ where
         next: AtomicUsize::new(0),
         failed: AtomicBool::new(false),
     };
-    let ring = engine == Engine::Auto && ring_works();
+    let ring = engine != EngineKind::Pread && ring_works();
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let workers = if ring {
         cores
@@ -350,7 +341,7 @@ mod tests {
         headers.iter().enumerate().map(write).collect()
     }
 
-    fn lengths(files: &[Arc<File>], engine: Engine) -> Result<Vec<(usize, u8)>, HeaderError> {
+    fn lengths(files: &[Arc<File>], engine: EngineKind) -> Result<Vec<(usize, u8)>, HeaderError> {
         read_headers(files, CAP, engine, |_, header| {
             assert!(header.iter().all(|b| *b == header[0]));
             Ok((header.len(), header[0]))
@@ -372,7 +363,7 @@ mod tests {
             .collect();
         let files = files(dir.path(), &made);
         let want: Vec<_> = (0..100).map(|i| (sizes(i), i as u8)).collect();
-        for engine in [Engine::Auto, Engine::Pread] {
+        for engine in [EngineKind::Auto, EngineKind::Pread] {
             assert_eq!(lengths(&files, engine).unwrap(), want);
         }
     }
@@ -384,7 +375,7 @@ mod tests {
         made[41] = (CAP + 1, vec![0; CAP as usize + 1]);
         made[43] = (u64::MAX, vec![0; 20]);
         let files = files(dir.path(), &made);
-        for engine in [Engine::Auto, Engine::Pread] {
+        for engine in [EngineKind::Auto, EngineKind::Pread] {
             let error = lengths(&files, engine).unwrap_err();
             assert!(
                 matches!(&error, HeaderError::OverCap { path, len, cap: CAP }
@@ -405,7 +396,7 @@ mod tests {
             let path = dir.path().join("short");
             fs::write(&path, vec![0; size]).unwrap();
             let files = [Arc::new(File::open(path).unwrap())];
-            for engine in [Engine::Auto, Engine::Pread] {
+            for engine in [EngineKind::Auto, EngineKind::Pread] {
                 let error = lengths(&files, engine).unwrap_err();
                 assert!(matches!(error, HeaderError::TooShort { size: s, .. } if s == size as u64));
             }
@@ -417,7 +408,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path(), &[(10, vec![0; 10])]);
         fs::write(files[0].path(), []).unwrap();
-        for engine in [Engine::Auto, Engine::Pread] {
+        for engine in [EngineKind::Auto, EngineKind::Pread] {
             let error = lengths(&files, engine).unwrap_err();
             assert!(matches!(
                 error,

@@ -5,15 +5,21 @@
 //! when each part of that slab is complete.
 
 pub mod arena;
+mod command;
 pub mod device;
 pub mod driver;
 pub mod engine;
+mod error;
 pub mod extent;
 pub mod file;
 pub mod headers;
 pub mod limits;
+mod options;
 mod pread;
 pub mod probe;
 pub mod replica;
 pub mod schedule;
+pub mod sim;
+mod thread;
+pub mod tokio_read;
 mod uring;

@@ -14,15 +14,26 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// The operating system's answer when the limit cannot be raised. The old limit then still stands, so a
 /// caller may go on: a file that cannot be opened says so itself.
 pub fn raise_open_files() -> io::Result<Option<u64>> {
-    let limit = getrlimit(Resource::Nofile);
+    raise(Resource::Nofile)
+}
+
+/// Raises the soft limit of locked memory, which registered slabs count against, to the hard one, and returns the
+/// soft limit afterwards in bytes (`None`: unlimited).
+///
+/// # Errors
+/// As [`raise_open_files`].
+pub fn raise_locked_memory() -> io::Result<Option<u64>> {
+    raise(Resource::Memlock)
+}
+
+fn raise(resource: Resource) -> io::Result<Option<u64>> {
+    let limit = getrlimit(resource);
     if limit.current != limit.maximum {
-        setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: limit.maximum,
-                maximum: limit.maximum,
-            },
-        )?;
+        let raised = Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        };
+        setrlimit(resource, raised)?;
     }
     Ok(limit.maximum)
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -46,7 +47,12 @@ impl Pread {
                         loop {
                             let op = take.lock().expect("no reader panics").recv();
                             let Ok(op) = op else { return };
-                            let result = read(&arena, &files, &op);
+                            // A reader that panics must not leave its read unfinished for ever.
+                            let result =
+                                catch_unwind(AssertUnwindSafe(|| read(&arena, &files, &op)))
+                                    .unwrap_or_else(|_| {
+                                        Err(io::Error::other("the reading thread panicked"))
+                                    });
                             if sender
                                 .send(Message::Ended(Completion { id: op.id, result }))
                                 .is_err()

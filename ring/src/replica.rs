@@ -28,6 +28,19 @@ pub struct Replica {
     pub file: Arc<File>,
     /// The directory that it came from, as an index that the caller chose: statistics are kept for each.
     pub source: usize,
+    /// The drive that holds it: copies with the same number share its bandwidth.
+    pub drive: u64,
+}
+
+impl Replica {
+    /// A copy on the drive that the file system names.
+    pub fn new(file: Arc<File>, source: usize) -> Replica {
+        Replica {
+            drive: file.drive(),
+            file,
+            source,
+        }
+    }
 }
 
 /// A file and its copies, primary first. All have the same bytes.
@@ -39,6 +52,7 @@ pub struct Files {
     pub(crate) replicas: Arc<[Replicas]>,
     /// For each copy, whether its O_DIRECT descriptor is used.
     pub(crate) direct: Vec<Vec<bool>>,
+    mode: DirectMode,
     align: u64,
 }
 
@@ -100,6 +114,7 @@ impl Files {
         Ok(Files {
             replicas: replicas.into(),
             direct,
+            mode,
             align,
         })
     }
@@ -107,6 +122,11 @@ impl Files {
     /// The alignment in bytes that suits every read of every file.
     pub fn align(&self) -> u64 {
         self.align
+    }
+
+    /// Whether a read that cannot be direct is an error.
+    pub(crate) fn direct_only(&self) -> bool {
+        self.mode == DirectMode::On
     }
 
     /// Whether every copy is read with O_DIRECT.
@@ -135,6 +155,8 @@ pub struct Stats {
     pub latency_us: Histogram<u64>,
     /// How many times the kernel was entered to submit or to wait.
     pub enters: u64,
+    /// Whether every copy is read with O_DIRECT (still: a file system may refuse the reads themselves).
+    pub direct: bool,
 }
 
 impl Stats {
@@ -143,6 +165,7 @@ impl Stats {
             sources: vec![SourceStats::default(); sources],
             latency_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("valid bounds"),
             enters: 0,
+            direct: false,
         }
     }
 
@@ -165,24 +188,27 @@ pub struct Window {
 impl Default for Window {
     fn default() -> Window {
         Window {
-            bytes: 16 << 20,
+            bytes: 8 << 20,
             reads: 64,
         }
     }
 }
 
-/// A drive: everything with the same `st_dev`.
+/// A drive: everything with the same [`Replica::drive`].
 #[derive(Debug)]
 pub(crate) struct Drive {
-    pub(crate) st_dev: u64,
+    pub(crate) id: u64,
     pub(crate) window: Window,
     pub(crate) reads_in_flight: usize,
     pub(crate) bytes_in_flight: u64,
 }
 
 impl Drive {
-    pub(crate) fn has_room(&self) -> bool {
-        self.reads_in_flight < self.window.reads && self.bytes_in_flight < self.window.bytes
+    /// Whether it can take a read that may use a `1 / share` of the window.
+    pub(crate) fn has_room(&self, share: u64) -> bool {
+        let bytes = (self.window.bytes / share).max(1);
+        let reads = (self.window.reads / share as usize).max(1);
+        self.reads_in_flight < reads && self.bytes_in_flight < bytes
     }
 }
 

@@ -15,6 +15,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use crate::arena::Arena;
 use crate::device::{Completion, Device, Op, Waker};
 use crate::file::{Advice, MAX_READ};
+use crate::limits;
 use crate::replica::Replicas;
 
 /// `user_data` of the poll on the eventfd that other threads wake the ring by.
@@ -89,6 +90,9 @@ impl Uring {
 
     /// Registers as many regions as the limit on locked memory allows.
     fn register_regions(&mut self) {
+        if let Err(e) = limits::raise_locked_memory() {
+            tracing::debug!("the limit on locked memory stays as it is: {e}");
+        }
         let regions: Vec<libc::iovec> = self
             .arena
             .regions()
@@ -97,24 +101,32 @@ impl Uring {
                 iov_len: bytes,
             })
             .collect();
-        for count in (1..=regions.len()).rev() {
+        let mut refused = None;
+        let mut count = regions.len();
+        while count > 0 {
             // SAFETY: the regions stay mapped as long as the ring: the ring holds the arena, and drains before it drops.
             match unsafe { self.ring.submitter().register_buffers(&regions[..count]) } {
                 Ok(()) => {
                     self.registered = count;
                     break;
                 }
-                Err(e) if count == 1 || e.raw_os_error() != Some(libc::ENOMEM) => {
-                    tracing::warn!("slabs are not registered with io_uring: {e}");
-                    break;
+                Err(e) => {
+                    let fewer_may_do = e.raw_os_error() == Some(libc::ENOMEM);
+                    refused = Some(e);
+                    // Every attempt touches what it registers, so few are made.
+                    count = if fewer_may_do { count / 2 } else { 0 };
                 }
-                Err(_) => {}
             }
         }
-        if 0 < self.registered && self.registered < regions.len() {
+        if let Some(e) = refused {
+            let advice = match e.raw_os_error() {
+                Some(libc::ENOMEM) => {
+                    "; raise the limit on locked memory (ulimit -l, or LimitMEMLOCK= of the service)"
+                }
+                _ => "",
+            };
             tracing::warn!(
-                "{} of {} slab regions are registered with io_uring: raise the limit on locked memory \
-                 (ulimit -l, or LimitMEMLOCK= of the service)",
+                "{} of {} slab regions are registered with io_uring: {e}{advice}",
                 self.registered,
                 regions.len()
             );

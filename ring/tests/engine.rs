@@ -23,10 +23,7 @@ fn pattern(len: usize, seed: u32) -> Vec<u8> {
 }
 
 fn open(path: &Path, source: usize) -> Replica {
-    Replica {
-        file: Arc::new(File::open(path).unwrap()),
-        source,
-    }
+    Replica::new(Arc::new(File::open(path).unwrap()), source)
 }
 
 /// A directory on the disk, not on a tmpfs.
@@ -145,6 +142,7 @@ fn a_part_is_readable_before_the_rest() {
             kind,
             window,
             chunk_bytes: 4096,
+            ..Options::default()
         };
         let class = Class {
             bytes: 4 << 20,

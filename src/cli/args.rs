@@ -4,6 +4,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
+use colibri_ring::engine::EngineKind;
+use colibri_ring::replica::DirectMode;
+use colibri_uring::shards::MAX_MIRRORS;
 
 use super::size::Size;
 
@@ -13,6 +16,9 @@ pub struct ModelArgs {
     /// Directory with config.json and *.safetensors; give it several times for a model split over drives
     #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
     pub model: Vec<PathBuf>,
+    /// Directory on another drive with copies of the model's files, read beside them; up to 4 times
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MIRROR")]
+    pub mirror: Vec<PathBuf>,
     /// Memory for everything, like 24GiB [default: what is available]
     #[arg(long, value_name = "SIZE", env = "COLIBRI_RAM")]
     pub ram: Option<Size>,
@@ -34,7 +40,7 @@ pub struct ModelArgs {
     )]
     pub lookahead: LookaheadArg,
     /// Compute threads [default: one for each CPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), env = "COLIBRI_THREADS")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS")]
     pub threads: Option<u16>,
     /// Sparse attention where the model has an indexer; off attends everything
     #[arg(long, value_enum, default_value = "on", env = "COLIBRI_DSA")]
@@ -48,6 +54,16 @@ impl ModelArgs {
             || std::thread::available_parallelism().map_or(1, usize::from),
             usize::from,
         )
+    }
+}
+
+/// Ends the program when more mirrors are given than a model may have.
+pub fn check_mirrors(mirrors: &[PathBuf]) {
+    if mirrors.len() > MAX_MIRRORS {
+        super::wrong_usage(format!(
+            "--mirror is given {} times, at most {MAX_MIRRORS} are possible",
+            mirrors.len()
+        ));
     }
 }
 
@@ -71,6 +87,34 @@ pub enum DirectArg {
     On,
     /// Read through the page cache, and drop what was read
     Off,
+}
+
+impl From<EngineArg> for EngineKind {
+    fn from(arg: EngineArg) -> EngineKind {
+        match arg {
+            EngineArg::Auto => EngineKind::Auto,
+            EngineArg::Uring => EngineKind::Uring,
+            EngineArg::Pread => EngineKind::Pread,
+        }
+    }
+}
+
+impl From<DirectArg> for DirectMode {
+    fn from(arg: DirectArg) -> DirectMode {
+        match arg {
+            DirectArg::Auto => DirectMode::Auto,
+            DirectArg::On => DirectMode::On,
+            DirectArg::Off => DirectMode::Off,
+        }
+    }
+}
+
+/// A time in seconds that is worth measuring for.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.05..=86_400.0).contains(&s) => Ok(s),
+        _ => Err("a time is a number of seconds from 0.05 to 86400".to_owned()),
+    }
 }
 
 /// `--dsa`.

@@ -1,7 +1,7 @@
 //! `decode`: continue a prompt.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,8 +15,9 @@ use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
-use super::open::{self, Opened};
+use super::open::{self, Indexed};
 use super::printer::{Printer, nowhere};
+use super::size::human;
 use super::stats::{Stats, peak_rss_bytes};
 
 /// Continue a prompt, printing tokens as they are generated
@@ -155,8 +156,8 @@ fn read(path: &Path) -> anyhow::Result<String> {
 /// Loads the model, generates and prints.
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let input = Input::read(args)?;
-    let opened = Opened::open(&args.model)?;
-    let config = opened.model().config();
+    let indexed = Indexed::open(&args.model)?;
+    let config = indexed.config();
     check_ids(&input.prompt, config.vocab_size)?;
     let source = match &input.replay {
         Some(ids) => {
@@ -174,8 +175,8 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
             stop: config.eos_token_ids.clone(),
         },
     };
-    let mut session = opened.session(&args.model, input.context(args))?;
-    let load_seconds = opened.seconds_since_start();
+    let (opened, store) = indexed.load(&args.model, input.context(args))?;
+    let mut session = opened.session(store)?;
     let out = if args.json {
         nowhere()
     } else {
@@ -194,7 +195,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     )?;
     printer.finish()?;
     let stats = Stats {
-        load_seconds,
+        load_seconds: opened.load_seconds(),
         prefill_seconds: generated.prefill.as_secs_f64(),
         decode_seconds: generated.decode.as_secs_f64(),
         tokens_per_second: rate(&generated),
@@ -232,15 +233,23 @@ fn rate(generated: &Generated) -> f64 {
 
 /// One line on stderr for people.
 fn summarise(generated: &Generated, stats: &Stats) {
-    tracing::info!(
-        "{} tokens, {:.2} a second; load {:.2} s, prefill {:.2} s; experts: {} hits, {} misses, {} read by {}",
+    let engine = &stats.engine;
+    let demanded = (engine.expert_hits + engine.expert_misses).max(1);
+    // Nobody to tell if stderr is closed.
+    let _ = writeln!(
+        io::stderr(),
+        "[{} tokens, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \
+         {} of experts read by {}{}, {:.0}% were in memory; peak {}]",
         generated.ids.len(),
         stats.tokens_per_second,
         stats.load_seconds,
         stats.prefill_seconds,
-        stats.engine.expert_hits,
-        stats.engine.expert_misses,
-        super::size::human(stats.engine.expert_bytes_read),
-        stats.engine.engine,
+        engine.io_wait_seconds,
+        engine.compute_seconds,
+        human(engine.expert_bytes_read),
+        engine.engine,
+        if engine.direct { " (O_DIRECT)" } else { "" },
+        100.0 * engine.expert_hits as f64 / demanded as f64,
+        human(stats.peak_rss_bytes),
     );
 }

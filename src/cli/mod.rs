@@ -1,17 +1,21 @@
 //! The command line: argument parsing and printing only, one file a subcommand.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-use clap::{ArgAction, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 mod args;
 mod decode;
 mod doctor;
 mod inspect;
 mod interrupt;
+mod mirror;
 mod open;
 mod printer;
+mod profile;
+mod progress;
 mod score;
 mod size;
 mod stats;
@@ -35,6 +39,8 @@ struct Cli {
 enum Command {
     Decode(Box<decode::DecodeArgs>),
     Score(Box<score::ScoreArgs>),
+    Profile(profile::ProfileArgs),
+    Mirror(mirror::MirrorArgs),
     Inspect(inspect::InspectArgs),
     Doctor(doctor::DoctorArgs),
 }
@@ -46,6 +52,8 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Decode(args) => decode::run(&args),
         Command::Score(args) => score::run(&args),
+        Command::Profile(args) => profile::run(&args),
+        Command::Mirror(args) => mirror::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
@@ -54,10 +62,18 @@ pub fn main() -> ExitCode {
         // The reader has seen enough (`| head -1`): not our failure, and nobody to tell.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", one_line(&error));
+            // Not `eprintln!`, which panics when stderr is full or closed; the exit code still tells.
+            let _ = writeln!(io::stderr(), "error: {}", one_line(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// What clap cannot express in its derive: ends the program with exit code 2, the usage and this message.
+fn wrong_usage(message: String) -> ! {
+    Cli::command()
+        .error(ErrorKind::ValueValidation, message)
+        .exit()
 }
 
 fn log_to_stderr(verbose: u8) {
@@ -70,6 +86,8 @@ fn log_to_stderr(verbose: u8) {
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
         .without_time()
+        // Lines that cannot be written are lost; reporting that on the same stderr would panic.
+        .log_internal_errors(false)
         .init();
 }
 
@@ -102,7 +120,6 @@ fn one_line(error: &anyhow::Error) -> String {
 
 /// Prints the one JSON object of `--json`.
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    use io::Write;
     let mut out = io::BufWriter::new(io::stdout().lock());
     serde_json::to_writer(&mut out, value)?;
     out.write_all(b"\n")?;
@@ -113,7 +130,6 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use anyhow::Context;
-    use clap::CommandFactory;
 
     use super::*;
 
@@ -124,7 +140,11 @@ mod tests {
 
     #[test]
     fn every_flag_reads_its_environment_variable() {
-        for command in Cli::command().get_subcommands() {
+        let cli = Cli::command();
+        let nested = cli
+            .get_subcommands()
+            .flat_map(clap::Command::get_subcommands);
+        for command in cli.get_subcommands().chain(nested) {
             for arg in command.get_arguments().filter(|arg| !arg.is_positional()) {
                 let name = arg
                     .get_long()

@@ -11,7 +11,7 @@ use colibri_uring::tokenizer::check_ids;
 use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
-use super::open::Opened;
+use super::open::Indexed;
 
 /// Score given tokens: the likeliest next token at every position, and the log-probability of the actual one
 #[derive(Debug, Args)]
@@ -43,9 +43,10 @@ struct Report {
 /// Loads the model, feeds all ids and prints the report.
 pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let ids = &args.ids.0;
-    let opened = Opened::open(&args.model)?;
-    check_ids(ids, opened.model().config().vocab_size)?;
-    let mut session = opened.session(&args.model, ids.len())?;
+    let indexed = Indexed::open(&args.model)?;
+    check_ids(ids, indexed.config().vocab_size)?;
+    let (opened, store) = indexed.load(&args.model, ids.len())?;
+    let mut session = opened.session(store)?;
     let mut report = Report::default();
     let scored = session.score(ids, |at, logits| {
         report.argmax.push(argmax(logits));

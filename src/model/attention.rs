@@ -21,7 +21,7 @@ use crate::weight::{Loader, Weight, WeightError};
 /// Epsilon of the norms inside attention, fixed by the architecture.
 const NORM_EPS: f32 = 1e-6;
 /// Heads of a tile at most: each block of the cache is read once for all of them.
-const MAX_GROUP: usize = 8;
+pub(super) const MAX_GROUP: usize = 8;
 
 /// The attention of one layer.
 #[derive(Debug)]

@@ -109,9 +109,16 @@ struct Heads<'a> {
 }
 
 impl Indexer {
-    /// Name of a tensor that is there exactly when the indexer is.
-    pub fn marker(prefix: &str) -> String {
-        format!("{prefix}.wq_b.weight")
+    /// Names of the tensors of an indexer, in the order of the fields they become.
+    pub fn names(prefix: &str) -> [String; 5] {
+        [
+            "wq_b.weight",
+            "wk.weight",
+            "weights_proj.weight",
+            "k_norm.weight",
+            "k_norm.bias",
+        ]
+        .map(|name| format!("{prefix}.{name}"))
     }
 
     /// Loads `{prefix}.{wq_b,wk,weights_proj}.weight` and `{prefix}.k_norm.{weight,bias}`.
@@ -122,12 +129,13 @@ impl Indexer {
     ) -> Result<Indexer, WeightError> {
         let (heads, width) = (config.index_n_heads, config.index_head_dim);
         let hidden = config.hidden_size;
+        let [wq_b, wk, weights_proj, norm_weight, norm_bias] = Indexer::names(prefix);
         Ok(Indexer {
-            wq_b: loader.matrix(&Indexer::marker(prefix), heads * width, config.q_lora_rank)?,
-            wk: loader.matrix(&format!("{prefix}.wk.weight"), width, hidden)?,
-            weights_proj: loader.matrix(&format!("{prefix}.weights_proj.weight"), heads, hidden)?,
-            norm_weight: loader.vector(&format!("{prefix}.k_norm.weight"), width)?,
-            norm_bias: loader.vector(&format!("{prefix}.k_norm.bias"), width)?,
+            wq_b: loader.matrix(&wq_b, heads * width, config.q_lora_rank)?,
+            wk: loader.matrix(&wk, width, hidden)?,
+            weights_proj: loader.matrix(&weights_proj, heads, hidden)?,
+            norm_weight: loader.vector(&norm_weight, width)?,
+            norm_bias: loader.vector(&norm_bias, width)?,
             heads,
             width,
             scale: (width as f64).powf(-0.5) as f32,

@@ -64,7 +64,7 @@ impl Rows {
 
     /// Bytes that `len` rows of `width` values take.
     pub fn bytes_for(width: usize, len: usize) -> u64 {
-        (len.div_ceil(PAGE) * PAGE * width * size_of::<f32>()) as u64
+        (len.div_ceil(PAGE) as u64).saturating_mul((PAGE * width * size_of::<f32>()) as u64)
     }
 
     fn bytes(&self) -> u64 {

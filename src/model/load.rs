@@ -4,7 +4,6 @@ use crate::config::{Config, IndexerKind, MlpKind};
 use crate::model::attention::Attention;
 use crate::model::error::ModelError;
 use crate::model::indexer::Indexer;
-use crate::model::kv::Rows;
 use crate::model::mlp::Mlp;
 use crate::model::moe::Moe;
 use crate::model::rope::Rope;
@@ -111,19 +110,6 @@ impl Model {
         self.resident_bytes
     }
 
-    /// Bytes that the cache of a context of `tokens` tokens takes, indexer keys included.
-    pub fn kv_bytes(&self, tokens: usize) -> u64 {
-        let config = &self.config;
-        let layer = |layer: &Layer| {
-            let keys = match layer.attention.indexer {
-                Some(_) => Rows::bytes_for(config.index_head_dim, tokens),
-                None => 0,
-            };
-            Rows::bytes_for(config.kv_width(), tokens) + keys
-        };
-        self.layers.iter().map(layer).sum()
-    }
-
     /// Whether attention is sparse.
     pub fn sparsity(&self) -> Sparsity {
         self.sparsity
@@ -138,16 +124,19 @@ fn attention_prefix(layer: usize) -> String {
     format!("model.layers.{layer}.self_attn")
 }
 
-/// Sparse attention needs the indexer of every full layer: if any has its tensors, all must.
+/// Sparse attention needs the indexer of every full layer: if one tensor of any is there, all must be.
 fn sparsity(loader: &Loader, config: &Config, options: LoadOptions) -> Sparsity {
-    let marker = |layer| Indexer::marker(&format!("{}.indexer", attention_prefix(layer)));
+    let any_tensor = |layer| {
+        let names = Indexer::names(&format!("{}.indexer", attention_prefix(layer)));
+        names.iter().any(|name| loader.has(name))
+    };
     let full = |layer: &usize| config.indexer[*layer] == IndexerKind::Full;
     let mut full_layers = (0..config.num_hidden_layers).filter(full);
     if config.index_topk == 0 {
         Sparsity::Zero
     } else if !options.dsa {
         Sparsity::Off
-    } else if full_layers.any(|layer| loader.has(&marker(layer))) {
+    } else if full_layers.any(any_tensor) {
         Sparsity::Active(config.index_topk)
     } else {
         Sparsity::Absent

@@ -74,7 +74,8 @@ impl Router {
         });
     }
 
-    /// The `k` best experts of any of the n tokens `x` [n, hidden]: `ids` becomes their union, ascending.
+    /// The `k` best experts of any of the n tokens `x` [n, hidden]: `ids` becomes their union, every token's best first, then
+    /// every token's second best, and so on.
     pub fn union(
         &self,
         pool: &Pool,
@@ -84,12 +85,17 @@ impl Router {
         scratch: &mut RouterScratch,
         ids: &mut Vec<u32>,
     ) {
-        ids.clear();
+        let mut ranked: Vec<(usize, u32)> = Vec::with_capacity(n * k);
         self.pick(pool, x, n, k, scratch, |picked, _| {
-            ids.extend_from_slice(picked)
+            ranked.extend(picked.iter().copied().enumerate());
         });
-        ids.sort_unstable();
-        ids.dedup();
+        ranked.sort_by_key(|(rank, _)| *rank);
+        ids.clear();
+        for (_, expert) in ranked {
+            if !ids.contains(&expert) {
+                ids.push(expert);
+            }
+        }
     }
 
     /// Calls `each(picked, scores)` for every token.

@@ -45,6 +45,15 @@ pub enum ShardError {
         /// The other one.
         second: PathBuf,
     },
+    /// More mirrors than a model may have.
+    #[error(
+        "{given} mirrors are given, at most {} are possible",
+        super::MAX_MIRRORS
+    )]
+    TooManyMirrors {
+        /// Given mirrors.
+        given: usize,
+    },
     /// A file could not be opened or read.
     #[error(transparent)]
     File(#[from] FileError),

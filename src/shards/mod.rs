@@ -1,12 +1,14 @@
 //! Index and range reads over any number of safetensors files, by pread and posix_fadvise, never mmap.
 //!
 //! [`Shards::open`] finds the files (`scan`), has their headers read concurrently and parses each
-//! (`header`), and merges them into one hash index (`index`); `read` gets tensors out of them.
+//! (`header`), and merges them into one hash index (`index`); `mirror` decides which files of other directories are copies of
+//! them; `read` gets tensors out of them.
 
 mod dtype;
 mod error;
 mod header;
 mod index;
+mod mirror;
 mod read;
 mod readahead;
 mod scan;
@@ -15,16 +17,19 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use colibri_ring::engine::EngineKind;
 use colibri_ring::file::File;
-use colibri_ring::headers::{Engine, read_headers};
+use colibri_ring::headers::read_headers;
 use colibri_ring::limits;
 
 pub use dtype::Dtype;
 pub use error::{Flaw, ShardError};
 pub use header::{MAX_HEADER, Metadata};
+pub use mirror::{MAX_MIRRORS, MirrorFile};
 
 use header::{Header, Record};
 use index::Index;
+use mirror::Mirrors;
 
 /// Whether the page cache should forget what was just read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +68,10 @@ impl Tensor<'_> {
 #[derive(Debug)]
 pub struct Shards {
     dirs: Vec<PathBuf>,
+    mirrors: Vec<PathBuf>,
     files: Vec<Arc<File>>,
+    /// Of each file, its copies in mirrors.
+    copies: Vec<Vec<MirrorFile>>,
     /// Of each file: its directory, `__metadata__`, and its drive's read-ahead in bytes.
     dir_of: Vec<usize>,
     metadata: Vec<Metadata>,
@@ -77,18 +85,32 @@ impl Shards {
     /// # Errors
     /// The first thing that is wrong, with its file and tensor: see [`ShardError`] and [`Flaw`].
     pub fn open(dirs: &[PathBuf]) -> Result<Shards, ShardError> {
-        Shards::open_with(dirs, Engine::Auto)
+        Shards::open_with(dirs, &[], EngineKind::Auto)
     }
 
-    /// Like [`Shards::open`], with a given way to read the headers.
+    /// Like [`Shards::open`], and finds the copies of the files in up to [`MAX_MIRRORS`] other directories. What is wrong
+    /// with a mirror is a warning, not an error.
     ///
     /// # Errors
-    /// Those of [`Shards::open`].
-    pub fn open_with(dirs: &[PathBuf], engine: Engine) -> Result<Shards, ShardError> {
+    /// Those of [`Shards::open`], too many mirrors, and a directory that is given twice.
+    pub fn open_mirrored(dirs: &[PathBuf], mirrors: &[PathBuf]) -> Result<Shards, ShardError> {
+        Shards::open_with(dirs, mirrors, EngineKind::Auto)
+    }
+
+    /// Like [`Shards::open_mirrored`], with a given way to read the headers.
+    ///
+    /// # Errors
+    /// Those of [`Shards::open_mirrored`].
+    pub fn open_with(
+        dirs: &[PathBuf],
+        mirrors: &[PathBuf],
+        engine: EngineKind,
+    ) -> Result<Shards, ShardError> {
         if let Err(e) = limits::raise_open_files() {
             tracing::debug!("the limit of open files stays as it is: {e}");
         }
         scan::check_distinct(dirs)?;
+        let mirroring = Mirrors::open(mirrors, dirs)?;
         let (mut files, mut dir_of) = (Vec::new(), Vec::new());
         for (i, dir) in dirs.iter().enumerate() {
             for path in scan::shards(dir)? {
@@ -103,10 +125,13 @@ impl Shards {
             absent.extend(scan::Absent::read(dir, &present)?);
         }
 
-        let mut headers = read_headers(&files, MAX_HEADER, engine, |i, text| {
+        let parsed = read_headers(&files, MAX_HEADER, engine, |i, text| {
             let file = &files[i];
-            Header::parse(text, file.path(), i as u32, file.size())
+            let header = Header::parse(text, file.path(), i as u32, file.size())?;
+            Ok::<_, ShardError>((header, mirroring.offers(file, text)))
         })?;
+        let (mut headers, offers): (Vec<_>, Vec<_>) = parsed.into_iter().unzip();
+        let copies = mirroring.settle(&files, offers);
         let metadata = headers
             .iter_mut()
             .map(|h| std::mem::take(&mut h.metadata))
@@ -117,6 +142,8 @@ impl Shards {
         }
         Ok(Shards {
             dirs: dirs.to_vec(),
+            mirrors: mirrors.to_vec(),
+            copies,
             read_ahead: read_ahead(&files),
             files,
             dir_of,
@@ -133,6 +160,16 @@ impl Shards {
     /// The files, in the order of [`Tensor::file`]: by directory, then by name.
     pub fn files(&self) -> &[Arc<File>] {
         &self.files
+    }
+
+    /// The mirrors, as given.
+    pub fn mirrors(&self) -> &[PathBuf] {
+        &self.mirrors
+    }
+
+    /// The copies of a file in mirrors.
+    pub fn copies(&self, file: usize) -> &[MirrorFile] {
+        &self.copies[file]
     }
 
     /// The directory that a file came from, as an index of [`Shards::dirs`].

@@ -143,17 +143,39 @@ impl Shards {
         buf: &mut [u8],
         cache: Cache,
     ) -> Result<(), ShardError> {
-        let file = &self.files()[tensor.file];
+        let file = self.read_from_a_copy(tensor, buf, at)?;
         let offset = tensor.offset + at;
-        file.read_at(buf, offset)
-            .map_err(|source| ShardError::Read {
-                tensor: tensor.name.to_string(),
-                source,
-            })?;
         if cache == Cache::Drop {
             drop_pages(file, offset, buf.len() as u64);
         }
         Ok(())
+    }
+}
+
+impl Shards {
+    /// Reads bytes of a tensor from its byte `at` on: of the primary, and where that fails, of the mirrors. Returns the
+    /// file that served.
+    fn read_from_a_copy(
+        &self,
+        tensor: &Tensor<'_>,
+        buf: &mut [u8],
+        at: u64,
+    ) -> Result<&File, ShardError> {
+        let offset = tensor.offset + at;
+        let primary = &self.files()[tensor.file];
+        let Err(source) = primary.read_at(buf, offset) else {
+            return Ok(primary);
+        };
+        for copy in self.copies(tensor.file) {
+            if copy.file.read_at(buf, offset).is_ok() {
+                tracing::warn!("{source}; {} serves", copy.file.path().display());
+                return Ok(&copy.file);
+            }
+        }
+        Err(ShardError::Read {
+            tensor: tensor.name.to_string(),
+            source,
+        })
     }
 }
 

@@ -235,11 +235,12 @@ impl Catalog {
         matrices: &Matrices<'_>,
         layer: usize,
     ) -> Result<Layer, CatalogError> {
-        let fused = fused_name(layer, Projection::Gate);
-        let single = single_name(layer, 0, Projection::Gate);
-        if shards.find(&fused).is_none() {
+        // Any tensor of a layout tells that it is meant, so that a missing one is called by the right name.
+        let names = [Projection::Gate, Projection::Down].map(|p| fused_name(layer, p));
+        let Some(fused) = names.into_iter().find(|name| shards.find(name).is_some()) else {
             return self.find_single(matrices, layer);
-        }
+        };
+        let single = single_name(layer, 0, Projection::Gate);
         if shards.find(&single).is_some() {
             return Err(CatalogError::Twice {
                 layer,

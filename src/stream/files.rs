@@ -1,7 +1,10 @@
 //! The files that hold experts, and where an expert's matrices go in a slab.
 
+use std::sync::Arc;
+
 use colibri_ring::extent::{Layout, Range};
-use colibri_ring::replica::{DirectMode, Files, Replica};
+use colibri_ring::file::File;
+use colibri_ring::replica::{DirectMode, Files, Replica, Replicas};
 
 use super::StreamError;
 use super::cache::Key;
@@ -13,6 +16,19 @@ use crate::shards::Shards;
 pub(super) const GATE_UP: u8 = 0;
 /// Part of a slab that holds down.
 pub(super) const DOWN: u8 = 1;
+
+/// Every file of a model with its copies. A source is a directory: first the model's, then the mirrors.
+pub fn replicas(shards: &Shards) -> Vec<Replicas> {
+    let with_copies = |(i, file): (usize, &Arc<File>)| {
+        let primary = Replica::new(file.clone(), shards.dir_of(i));
+        let copies = shards
+            .copies(i)
+            .iter()
+            .map(|copy| Replica::new(copy.file.clone(), shards.dirs().len() + copy.mirror));
+        std::iter::once(primary).chain(copies).collect()
+    };
+    shards.files().iter().enumerate().map(with_copies).collect()
+}
 
 /// The catalogue of experts, the files behind it, and the classes of slabs that they need.
 #[derive(Debug)]
@@ -33,15 +49,7 @@ impl ExpertFiles {
         catalog: Catalog,
         direct: DirectMode,
     ) -> Result<ExpertFiles, StreamError> {
-        let replicas = (shards.files().iter().enumerate())
-            .map(|(i, file)| {
-                vec![Replica {
-                    file: file.clone(),
-                    source: shards.dir_of(i),
-                }]
-            })
-            .collect();
-        let files = Files::new(replicas, direct)?;
+        let files = Files::new(replicas(shards), direct)?;
         let mut experts = ExpertFiles {
             files,
             catalog,
@@ -71,14 +79,27 @@ impl ExpertFiles {
         self.catalog.layers().count()
     }
 
-    /// Whether every read bypasses the page cache.
-    pub fn direct(&self) -> bool {
-        self.files.all_direct()
-    }
-
     /// Alignment of reads in bytes.
     pub fn align(&self) -> u64 {
         self.files.align()
+    }
+
+    /// Files, copies and how each is read.
+    pub fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// Where every routed expert lies, laid out as it is read.
+    ///
+    /// # Errors
+    /// When a tensor's place in its file is impossible.
+    pub fn layouts(&self) -> Result<Vec<Layout>, StreamError> {
+        let experts = 0..self.catalog.experts() as u32;
+        let keys = self.catalog.layers().flat_map(|layer| {
+            let experts = experts.clone();
+            experts.map(move |expert| Key { layer, expert })
+        });
+        keys.map(|key| self.layout(key)).collect()
     }
 
     /// Slab class of an expert.

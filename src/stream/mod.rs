@@ -27,7 +27,8 @@ pub enum Want {
 /// How many experts of the next layer are read ahead of its router's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Lookahead {
-    /// As many as a token uses.
+    /// A quarter of what a token uses: the likeliest, which pay for themselves also where the disk is the bottleneck
+    /// (docs/architecture.md has the measurement).
     #[default]
     Auto,
     /// None.

@@ -37,7 +37,8 @@ pub fn footprints(experts: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, Footpr
     }
     let mut classes: Vec<(u64, Footprint)> = by_size.into_iter().collect();
     while classes.len() > MAX_CLASSES {
-        let growth = |i: &usize| classes[i + 1].1.bytes - classes[*i].1.bytes;
+        // Stored sizes ascend, footprints need not: an expert may lie in several places, each rounded outwards.
+        let growth = |i: &usize| classes[i + 1].1.bytes.abs_diff(classes[*i].1.bytes);
         let closest = (0..classes.len() - 1)
             .min_by_key(growth)
             .expect("more than one is left");
@@ -164,6 +165,14 @@ mod tests {
             .map(|c| (c.1.bytes, c.1.experts))
             .collect();
         assert_eq!(bytes, [(10, 1), (22, 2), (40, 1)]);
+    }
+
+    #[test]
+    fn footprints_need_not_ascend_with_the_stored_sizes() {
+        let sizes = [(10, 9000), (20, 20), (30, 30), (40, 40)];
+        let classes = footprints(sizes.into_iter());
+        assert_eq!(classes.len(), 3);
+        assert_eq!(classes[0].1.bytes, 9000);
     }
 
     #[test]

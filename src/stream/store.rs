@@ -1,7 +1,6 @@
 //! The store: demands, guesses, and the order in which experts are handed out.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
 
 use colibri_ring::arena::SlabId;
 use colibri_ring::engine::{Engine, EngineError, Options, SlabState};
@@ -71,8 +70,6 @@ pub struct StreamStats {
     pub speculative_reads: u64,
     /// Of these, how many were then demanded.
     pub speculative_used: u64,
-    /// Time in which there was nothing to compute because reads were under way.
-    pub io_wait: Duration,
 }
 
 /// How far the computation of a demanded expert is.
@@ -110,6 +107,8 @@ pub struct ExpertStore {
     guesses: VecDeque<Key>,
     /// Slabs that were read on a guess and have not been demanded.
     guessed: Vec<SlabId>,
+    /// Slabs that are read for the next demand of the same layer.
+    announced: Vec<SlabId>,
     stats: StreamStats,
 }
 
@@ -138,6 +137,7 @@ impl ExpertStore {
             lent: None,
             guesses: VecDeque::new(),
             guessed: Vec::new(),
+            announced: Vec::new(),
             stats: StreamStats::default(),
         })
     }
@@ -146,23 +146,30 @@ impl ExpertStore {
     pub fn lookahead(&self) -> usize {
         match self.lookahead {
             Lookahead::Off => 0,
-            Lookahead::Auto => self.top_k,
+            Lookahead::Auto => self.top_k.div_ceil(4),
             Lookahead::Experts(k) => k,
         }
     }
 
     /// Asks for experts of `layer`, all different. `Demand`: they will be handed out by [`ExpertStore::next`], which must
-    /// be called until it returns `None` before the next demand; they may be more than there are slabs.
+    /// be called until it returns `None` or an error before the next demand; they may be more than there are slabs.
     /// `Hint`: they will probably be demanded next, the most likely first.
     ///
     /// # Errors
     /// When the engine has stopped.
     pub fn want(&mut self, layer: usize, ids: &[u32], want: Want) -> Result<(), StreamError> {
+        self.engine.begin_batch();
         match want {
             Want::Demand => self.demand(layer, ids)?,
             Want::Hint => {
-                let keys = ids.iter().map(|&expert| Key { layer, expert });
-                self.guesses = keys.filter(|key| self.cache.slab(*key).is_none()).collect();
+                self.guesses.clear();
+                for key in ids.iter().map(|&expert| Key { layer, expert }) {
+                    match self.cache.slab(key) {
+                        // It should not make room for another guess.
+                        Some(slab) => self.cache.touch(slab),
+                        None => self.guesses.push_back(key),
+                    }
+                }
                 self.start_guesses()?;
             }
         }
@@ -171,21 +178,24 @@ impl ExpertStore {
     }
 
     fn demand(&mut self, layer: usize, ids: &[u32]) -> Result<(), StreamError> {
-        debug_assert!(self.demands.iter().all(|d| d.stage == Stage::Done));
+        self.give_up_demands();
         while let Some(event) = self.engine.poll()? {
             self.handle(event)?;
         }
         self.layer = layer;
         self.guesses.clear();
         self.settle_guesses(layer, ids);
-        self.demands.clear();
+        let announced = std::mem::take(&mut self.announced);
         for &expert in ids {
             let stage = match self.cache.slab(Key { layer, expert }) {
                 Some(slab) => {
-                    if self.engine.state(slab) == SlabState::Full {
+                    let full = self.engine.state(slab) == SlabState::Full;
+                    if full && !announced.contains(&slab) {
                         self.stats.hits += 1;
                     } else {
                         self.stats.misses += 1;
+                    }
+                    if !full {
                         self.engine.promote(slab);
                     }
                     self.cache.touch(slab);
@@ -200,6 +210,20 @@ impl ExpertStore {
             self.demands.push(Demand { expert, stage });
         }
         self.start_demands()
+    }
+
+    /// After an error, demands are left that nobody will compute: their slabs may be reused when they are full. A read of
+    /// theirs that fails from now on is a failed guess.
+    fn give_up_demands(&mut self) {
+        let unfinished = self.demands.drain(..).filter_map(|d| match d.stage {
+            Stage::GateUp(slab) | Stage::Down(slab) => Some(slab),
+            Stage::NoSlab | Stage::Done => None,
+        });
+        for slab in unfinished.chain(self.lent.take()) {
+            if self.engine.state(slab) == SlabState::Full {
+                self.cache.set_busy(slab, false);
+            }
+        }
     }
 
     /// The router of `layer` has decided: guesses that came true are counted, the others make room.
@@ -228,6 +252,7 @@ impl ExpertStore {
 
     /// Starts the read of an expert if there is a slab for it.
     fn start(&mut self, key: Key, priority: Priority) -> Result<Option<SlabId>, StreamError> {
+        let layout = self.files.layout(key)?;
         let class = self.files.class(key);
         let Some((slab, evicted)) = self.cache.make_room(class, key.layer) else {
             return Ok(None);
@@ -237,7 +262,7 @@ impl ExpertStore {
             self.guessed.retain(|s| *s != slab);
         }
         self.cache.insert(key, slab);
-        self.engine.read(slab, priority, self.files.layout(key)?);
+        self.engine.read(slab, priority, layout);
         Ok(Some(slab))
     }
 
@@ -249,8 +274,9 @@ impl ExpertStore {
                     layer: self.layer,
                     expert: self.demands[i].expert,
                 };
+                // Another class of slabs may have one.
                 let Some(slab) = self.start(key, Priority::Demand)? else {
-                    break;
+                    continue;
                 };
                 self.demands[i].stage = Stage::GateUp(slab);
             }
@@ -269,7 +295,9 @@ impl ExpertStore {
             };
             self.guesses.pop_front();
             // What is certain to be demanded by the same layer a moment later is no guess.
-            if key.layer != self.layer {
+            if key.layer == self.layer {
+                self.announced.push(slab);
+            } else {
                 self.stats.speculative_reads += 1;
                 self.guessed.push(slab);
             }
@@ -301,11 +329,11 @@ impl ExpertStore {
                 return Ok(None);
             }
             self.engine.flush();
-            let start = Instant::now();
-            let event = self.engine.wait();
-            self.stats.io_wait += start.elapsed();
-            self.handle(event?)?;
+            let event = self.engine.wait()?;
+            self.handle(event)?;
         };
+        // The drives work while the caller computes.
+        self.engine.flush();
         let Demand { expert, stage } = self.demands[at];
         let locations = self.files.matrices(Key {
             layer: self.layer,
@@ -394,9 +422,10 @@ impl ExpertStore {
                     .cache
                     .key(slab)
                     .expect("the slab of a read holds an expert");
-                let demanded = self.demand_on(slab).is_some();
+                let demand = self.demand_on(slab);
                 self.forget(slab);
-                if demanded {
+                if let Some(at) = demand {
+                    self.demands[at].stage = Stage::Done;
                     let tensor =
                         self.files
                             .tensor_at(key, Some(source.file), source.offset, source.len);
@@ -441,11 +470,6 @@ impl ExpertStore {
     /// "uring" or "pread".
     pub fn device(&self) -> &'static str {
         self.engine.device()
-    }
-
-    /// Whether every read bypasses the page cache.
-    pub fn direct(&self) -> bool {
-        self.files.direct()
     }
 
     /// Bytes of memory that the slabs take.

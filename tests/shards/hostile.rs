@@ -1,15 +1,16 @@
 //! Every way in which a shard can be wrong: the error names the file and the tensor, and says what it is.
 //! Each is read with either engine.
 
-use colibri_ring::headers::{Engine, HeaderError};
+use colibri_ring::engine::EngineKind;
+use colibri_ring::headers::HeaderError;
 use colibri_uring::shards::{Dtype, Flaw, MAX_HEADER, ShardError, Shards};
 
 use crate::files::{Dir, entry};
 
 /// The error of a directory, the same by either engine.
 fn refusal(dir: &Dir) -> ShardError {
-    let open = |engine| Shards::open_with(&dir.dirs(), engine).unwrap_err();
-    let (ring, pread) = (open(Engine::Auto), open(Engine::Pread));
+    let open = |engine| Shards::open_with(&dir.dirs(), &[], engine).unwrap_err();
+    let (ring, pread) = (open(EngineKind::Auto), open(EngineKind::Pread));
     assert_eq!(ring.to_string(), pread.to_string());
     assert_eq!(ring.to_string().lines().count(), 1);
     ring

@@ -1,6 +1,6 @@
 //! What is read out of good shards.
 
-use colibri_ring::headers::Engine;
+use colibri_ring::engine::EngineKind;
 use colibri_uring::shards::{Cache, Dtype, ShardError, Shards};
 use half::{bf16, f16};
 
@@ -64,8 +64,8 @@ fn f32_comes_as_it_is() {
         ],
         &[&[0; 3][..], &data].concat(),
     );
-    for engine in [Engine::Auto, Engine::Pread] {
-        let shards = Shards::open_with(&dir.dirs(), engine).unwrap();
+    for engine in [EngineKind::Auto, EngineKind::Pread] {
+        let shards = Shards::open_with(&dir.dirs(), &[], engine).unwrap();
         let read = shards.read_f32("t", Cache::Keep).unwrap();
         let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&read), bits(&values));

@@ -1,16 +1,16 @@
 //! The model against the reference: greedy tokens, the argmax at every position and the last logits of every
 //! fixture, and the invariants that the logits are bit-identical for.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use colibri_uring::model::{LoadOptions, Model, ModelError, Session, SessionOptions, Sparsity};
+use colibri_uring::model::{
+    LoadOptions, Model, ModelError, Session, SessionOptions, Sparsity, kv_bytes, resident_bytes,
+};
 use colibri_uring::pool::Pool;
-
 use colibri_uring::stream::Lookahead;
-use common::{Fixture, fixtures};
+
+use crate::fixture::{Fixture, fixtures};
 
 fn argmax(logits: &[f32]) -> u32 {
     let better = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
@@ -77,7 +77,10 @@ fn check_score(fixture: &Fixture, model: &Model, expected: &str) -> f32 {
     }
     let error = difference(&last, &fixture.floats(&format!("/{expected}/last_logits")));
     assert!(error < 1e-3, "{name}: logits differ by {error}");
-    assert_eq!(session.stats().kv_bytes, model.kv_bytes(ids.len()));
+    let sparse = matches!(model.sparsity(), Sparsity::Active(_));
+    let planned = kv_bytes(model.config(), sparse, ids.len());
+    assert_eq!(session.stats().kv_bytes, planned);
+    assert!(model.resident_bytes() <= resident_bytes(&fixture.shards, &fixture.config));
     error
 }
 

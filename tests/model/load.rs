@@ -1,13 +1,12 @@
 //! Loading: the ranges of the experts in both layouts, and models whose tensors do not fit their config.
 
-mod common;
-
 use colibri_uring::config::Config;
 use colibri_uring::model::{LoadOptions, Model, Sparsity};
 use colibri_uring::shards::{Cache, Shards};
 use colibri_uring::stream::catalog::{Catalog, Projection};
 
-use common::{Fixture, fixture, fixtures, root};
+use crate::common::shipped;
+use crate::fixture::{Fixture, fixture, fixtures};
 
 const SINGLE: &str = "bf16-shared";
 const FUSED: &str = "f16-fused-pattern";
@@ -146,7 +145,7 @@ fn an_indexer_is_all_or_nothing() {
 #[test]
 fn experts_in_both_layouts_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(root().join(FUSED)).unwrap() {
+    for entry in std::fs::read_dir(shipped().join(FUSED)).unwrap() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
     }

@@ -1,7 +1,7 @@
 //! The expert store against the fixtures: whatever is demanded and guessed, in whatever order, on every
 //! device and with any number of slabs, every expert is handed out once, with the file's bytes.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use colibri_ring::engine::{EngineKind, Options};
 use colibri_ring::replica::DirectMode;
@@ -12,6 +12,8 @@ use colibri_uring::stream::slots::{Budget, slots};
 use colibri_uring::stream::{
     Catalog, ExpertFiles, ExpertStore, Lookahead, Ready, StoreOptions, Want,
 };
+
+use crate::common::Saved;
 
 const TOP_K: usize = 3;
 
@@ -36,14 +38,7 @@ impl Dice {
 }
 
 fn model(fixture: &str) -> (Vec<PathBuf>, Config) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(fixture);
-    let dirs = if dir.join("config.json").exists() {
-        vec![dir]
-    } else {
-        vec![dir.join("a"), dir.join("b")]
-    };
+    let dirs = Saved::named(fixture).dirs;
     let config = Config::load(&dirs[0]).unwrap();
     (dirs, config)
 }

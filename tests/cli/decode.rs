@@ -3,45 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use assert_cmd::Command;
 use serde_json::{Value, json};
 
+use crate::child::{error_of, finish, json_of, on_model, stderr};
+use crate::common::shipped;
+
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(name)
+    shipped().join(name)
 }
 
 fn run(command: &str, model: &Path, args: &[&str]) -> Output {
-    let mut colibri = Command::cargo_bin("colibri-uring").unwrap();
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
-        colibri.env_remove(name);
-    }
-    colibri
-        .env_remove("RUST_LOG")
-        .arg(command)
-        .arg("--model")
-        .arg(model)
-        .args(args)
-        .output()
-        .unwrap()
-}
-
-fn json_of(output: &Output) -> Value {
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-fn error_of(output: &Output) -> String {
-    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(output.stdout.is_empty());
-    assert!(
-        stderr.starts_with("error: ") && stderr.lines().count() == 1,
-        "{stderr}"
-    );
-    stderr
+    finish(on_model(command, &[model.to_path_buf()], args))
 }
 
 fn expected(name: &str) -> Value {
@@ -71,8 +43,12 @@ fn a_text_prompt_gives_the_reference_tokens_and_their_text() {
     }
     let printed = run("decode", &model, &["--prompt", prompt, "-n", &n]);
     let text = expected["text"].as_str().unwrap().to_owned() + "\n";
-    assert_eq!(String::from_utf8(printed.stdout).unwrap(), text);
-    assert!(printed.stderr.is_empty());
+    assert_eq!(String::from_utf8_lossy(&printed.stdout), text);
+    let summary = stderr(&printed);
+    assert!(
+        summary.starts_with('[') && summary.lines().count() == 1,
+        "{summary}"
+    );
 }
 
 #[test]
@@ -227,6 +203,7 @@ fn wrong_flags_are_exit_code_2() {
         &["--prompt-ids", "1", "--temperature", "nan"],
         &["--prompt-ids", "1", "--top-p", "0"],
         &["--prompt-ids", "1", "--threads", "0"],
+        &["--prompt-ids", "1", "--threads", "65535"],
         &["--prompt-ids", "1", "--engine", "steam"],
         &["--prompt-ids", "1", "--lookahead", "some"],
         &["--prompt-ids", "1", "--dsa", "maybe"],

@@ -1,32 +1,16 @@
 //! The command line as a user or a script meets it: exit codes, one error line, one JSON object.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
-use assert_cmd::Command as Tested;
 use serde_json::Value;
 
-fn colibri() -> Tested {
-    let mut command = Tested::cargo_bin("colibri-uring").unwrap();
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
-        command.env_remove(name);
-    }
-    command.env_remove("RUST_LOG");
-    command
-}
-
-fn stderr(output: &std::process::Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
+use crate::child::{colibri, error_of, finish, stderr};
 
 /// Runs it and expects exit 1, nothing on stdout and one line on stderr, which is returned.
 fn error_line(args: &[&str]) -> String {
-    let output = colibri().args(args).output().unwrap();
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
-    assert!(output.stdout.is_empty());
-    assert!(text.starts_with("error: "), "{text}");
-    assert_eq!(text.lines().count(), 1, "{text}");
-    text
+    let mut command = colibri();
+    command.args(args);
+    error_of(&finish(command))
 }
 
 #[test]
@@ -178,7 +162,7 @@ fn inspect_counts_shards_and_tensors() {
 fn a_closed_pipe_ends_quietly() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let output = Command::new(assert_cmd::cargo::cargo_bin("colibri-uring"))
+    let output = colibri()
         .arg("doctor")
         .stdout(Stdio::from(writer))
         .stderr(Stdio::piped())

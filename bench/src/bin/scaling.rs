@@ -1,0 +1,187 @@
+//! What several lab drives give together, against the sum of their speeds; and how soon a drive that slows down loses its
+//! share. Needs root: `cargo run --release -p colibri-bench --bin scaling`.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser;
+use colibri_bench::lab::{Backing, Lab};
+use colibri_ring::engine::{EngineKind, Options};
+use colibri_ring::extent::{Layout, Range};
+use colibri_ring::file::{Advice, File};
+use colibri_ring::replica::{DirectMode, Files, Replica};
+use colibri_uring::measure::{self, Dice, Load, Measured};
+
+const MIB: u64 = 1 << 20;
+
+#[derive(Debug, Parser)]
+struct Args {
+    /// Seconds of each measurement
+    #[arg(long, default_value_t = 6.0)]
+    seconds: f64,
+    /// Repetitions; medians are printed
+    #[arg(long, default_value_t = 3)]
+    repeat: usize,
+    /// MiB of an expert: three quarters are its gate and up, the rest its down
+    #[arg(long, default_value_t = 20)]
+    expert: u64,
+    /// Read with pread
+    #[arg(long)]
+    pread: bool,
+    /// Only the case with this name
+    #[arg(long)]
+    only: Option<String>,
+}
+
+/// Bytes of the file that every drive has a copy of.
+const FILE: u64 = 768 * MIB;
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let cases: [(&str, &[u64]); 5] = [
+        ("1 x 400", &[400]),
+        ("2 x 400", &[400, 400]),
+        ("4 x 400", &[400; 4]),
+        ("600 + 200", &[600, 200]),
+        ("cut 400 to 100", &[400, 400]),
+    ];
+    let only = |name: &str| args.only.as_deref().is_none_or(|only| only == name);
+    let most = cases
+        .iter()
+        .filter(|(name, _)| only(name))
+        .map(|(_, rates)| rates.len());
+    let mut lab = Lab::new(Backing::Memory)?;
+    for _ in 0..most.max().unwrap_or(0) {
+        let drive = lab.add(FILE + FILE / 8, None)?;
+        fill(&lab.path(drive).join("blocks"))?;
+    }
+    lab.join()?;
+    println!("drives (MiB/s)    together  of the sum  shares");
+    for (name, rates) in cases {
+        if !only(name) {
+            continue;
+        }
+        let mut ratios = Vec::new();
+        for _ in 0..args.repeat {
+            for (drive, rate) in rates.iter().enumerate() {
+                lab.set_rate(drive, Some(rate * MIB))?;
+            }
+            ratios.push(if name.starts_with("cut") {
+                cut(&lab, &args)?
+            } else {
+                together(&lab, &args, name, rates)?
+            });
+        }
+        ratios.sort_by(f64::total_cmp);
+        println!(
+            "{name:16}  median of {}: {:.3}",
+            ratios.len(),
+            ratios[ratios.len() / 2]
+        );
+    }
+    Ok(())
+}
+
+/// Bytes that no drive can leave out.
+fn fill(path: &Path) -> anyhow::Result<()> {
+    let mut dice = Dice(1);
+    let block: Vec<u8> = (0..MIB / 8)
+        .flat_map(|_| dice.below(u64::MAX).to_ne_bytes())
+        .collect();
+    let mut file = fs::File::create(path)?;
+    for _ in 0..FILE / MIB {
+        file.write_all(&block)?;
+    }
+    file.sync_all()?;
+    File::open(path)?.advise(0, FILE, Advice::DontNeed);
+    Ok(())
+}
+
+fn read(
+    lab: &Lab,
+    args: &Args,
+    drives: usize,
+    watch: impl FnMut(Duration, &[u64]),
+) -> anyhow::Result<Measured> {
+    let copies = (0..drives).map(|source| {
+        let file = Arc::new(File::open(lab.path(source).join("blocks"))?);
+        anyhow::Ok(Replica::new(file, source))
+    });
+    let files = Files::new(vec![copies.collect::<Result<_, _>>()?], DirectMode::On)?;
+    let engine = Options {
+        kind: if args.pread {
+            EngineKind::Pread
+        } else {
+            EngineKind::Auto
+        },
+        ..Options::default()
+    };
+    let slab_bytes = args.expert * MIB + 3 * 4096;
+    let load = Load {
+        engine,
+        slabs: measure::slabs(&engine, drives, slab_bytes),
+        slab_bytes,
+        warm_up: Duration::from_secs(1),
+        time: Duration::from_secs_f64(args.seconds),
+    };
+    let mut dice = Dice(7);
+    let expert = args.expert * MIB;
+    let layout = || {
+        let offset = dice.below(FILE - expert);
+        let range = |from: u64, to: u64, part| Range {
+            file: 0,
+            offset: offset + expert * from / 4,
+            len: expert * (to - from) / 4,
+            part,
+        };
+        Layout::new(&[range(0, 3, 0), range(3, 4, 1)], files.align()).expect("inside the file")
+    };
+    Ok(measure::read(&files, load, layout, watch)?)
+}
+
+fn together(lab: &Lab, args: &Args, name: &str, rates: &[u64]) -> anyhow::Result<f64> {
+    let measured = read(lab, args, rates.len(), |_, _| ())?;
+    let sum: u64 = rates.iter().sum();
+    let ratio = measured.mib_per_s() / sum as f64;
+    let total = measured.total() as f64;
+    let shares: Vec<String> = (measured.bytes.iter())
+        .map(|bytes| format!("{:.3}", *bytes as f64 / total))
+        .collect();
+    println!(
+        "{name:16}  {:8.1}  {ratio:10.3}  {}",
+        measured.mib_per_s(),
+        shares.join(" ")
+    );
+    Ok(ratio)
+}
+
+/// Cuts the first drive to 100 MiB/s while both are read; compares the second that begins 300 ms later with the new sum.
+fn cut(lab: &Lab, args: &Args) -> anyhow::Result<f64> {
+    let at = Duration::from_secs(2);
+    let mut cut_at = None;
+    let mut samples: Vec<(Duration, u64)> = Vec::new();
+    let mut failed = None;
+    read(lab, args, 2, |now, bytes| {
+        samples.push((now, bytes.iter().sum()));
+        if now >= at && cut_at.is_none() {
+            cut_at = Some(now);
+            failed = lab.set_rate(0, Some(100 * MIB)).err();
+        }
+    })?;
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    let begin = cut_at.unwrap_or_default() + Duration::from_millis(300);
+    let from = |time: Duration| samples.iter().find(|(now, _)| *now >= time).copied();
+    let (Some((t0, b0)), Some((t1, b1))) = (from(begin), from(begin + Duration::from_secs(1)))
+    else {
+        anyhow::bail!("--seconds is too short for the cut");
+    };
+    let speed = measure::mib_per_s(b1 - b0, t1 - t0);
+    let ratio = speed / 500.0;
+    println!("{:16}  {speed:8.1}  {ratio:10.3}", "cut 400 to 100");
+    Ok(ratio)
+}

@@ -1,0 +1,53 @@
+//! What the engine asks of whoever owns the driver.
+
+use std::sync::mpsc::Sender;
+
+use crate::arena::SlabId;
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::error::EngineError;
+use crate::extent::Chunk;
+use crate::replica::Stats;
+use crate::schedule::{Event, Priority};
+
+/// One request.
+pub(crate) enum Command {
+    BeginBatch,
+    Push(SlabId, Priority, Vec<Chunk>),
+    Promote(SlabId),
+    DropWaiting(SlabId),
+    Stats(Sender<Stats>),
+}
+
+/// The engine's connection to a driver: on a thread of its own, or simulated on the caller's.
+pub(crate) trait Link {
+    /// Name of the device.
+    fn device(&self) -> &'static str;
+
+    /// Hands over commands, as one batch.
+    fn send(&mut self, commands: &mut Vec<Command>);
+
+    /// The next event; sleeps until there is one if `wait` is set.
+    fn receive(&mut self, wait: bool) -> Result<Option<Event>, EngineError>;
+}
+
+/// Carries commands out.
+pub(crate) fn apply<D: Device>(
+    commands: &mut Vec<Command>,
+    driver: &mut Driver<D>,
+    events: &mut Vec<Event>,
+) {
+    for command in commands.drain(..) {
+        match command {
+            Command::BeginBatch => driver.begin_batch(),
+            Command::Push(slab, priority, chunks) => {
+                driver.scheduler.push(slab, priority, &chunks, events);
+            }
+            Command::Promote(slab) => driver.scheduler.promote(slab),
+            Command::DropWaiting(slab) => driver.scheduler.drop_waiting(slab, events),
+            Command::Stats(reply) => {
+                let _ = reply.send(driver.scheduler.stats());
+            }
+        }
+    }
+}

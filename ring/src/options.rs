@@ -1,0 +1,37 @@
+//! How an engine reads.
+
+use crate::device::EngineKind;
+use crate::replica::Window;
+
+/// How an engine reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// The device.
+    pub kind: EngineKind,
+    /// How much each drive has at once.
+    pub window: Window,
+    /// Spans are read in pieces of about this many bytes.
+    pub chunk_bytes: u64,
+    /// Reads of about this many bytes may be waited for at once, which saves entries into the kernel; 0: every read that ends
+    /// is noticed at once.
+    pub batch_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            kind: EngineKind::Auto,
+            window: Window::default(),
+            chunk_bytes: 2 << 20,
+            batch_bytes: 4 << 20,
+        }
+    }
+}
+
+impl Options {
+    /// How many reads a drive can have at once.
+    pub(crate) fn depth(&self) -> usize {
+        let by_bytes = self.window.bytes.div_ceil(self.chunk_bytes.max(1));
+        (self.window.reads).min(usize::try_from(by_bytes).unwrap_or(usize::MAX))
+    }
+}

@@ -1,0 +1,146 @@
+//! Reads through tokio-uring, the way an async program would: a task for each read, its own buffer, no registration. For
+//! comparison with the [`crate::engine`].
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use tokio::task::JoinSet;
+use tokio_uring::buf::BoundedBuf;
+
+use crate::replica::{Files, Stats};
+
+/// A read: index of the file, offset and length in bytes.
+pub type Block = (u32, u64, u64);
+
+/// What was read in the counted time.
+#[derive(Debug)]
+pub struct Reads {
+    /// Counted time.
+    pub elapsed: Duration,
+    /// What `cpu` gave at its end less what it gave at its beginning.
+    pub cpu: Duration,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Time of each read, in microseconds.
+    pub latency_us: Histogram<u64>,
+}
+
+/// What the tasks share. All run on one thread.
+struct Shared<N, C> {
+    next: N,
+    cpu: C,
+    counting: Option<(Instant, Duration)>,
+    done: Option<(Duration, Duration)>,
+    bytes: u64,
+    latency_us: Histogram<u64>,
+}
+
+/// Memory of `len` bytes inside `buf` that O_DIRECT can read into starts here.
+fn aligned(buf: &[u8]) -> usize {
+    buf.as_ptr().align_offset(crate::arena::SLAB_ALIGN)
+}
+
+/// Keeps `depth` reads of at most `longest` bytes of the first copy of each file under way for `warm_up` and then for `time`.
+/// `next` says what to read, `cpu` how much processor time has been used.
+///
+/// # Errors
+/// When there is no io_uring, or a read fails.
+pub fn read(
+    files: &Files,
+    depth: usize,
+    longest: u64,
+    (warm_up, time): (Duration, Duration),
+    next: impl FnMut() -> Block + 'static,
+    cpu: impl Fn() -> Duration + 'static,
+) -> io::Result<Reads> {
+    let entries = (depth.max(8) * 2).next_power_of_two() as u32;
+    let runtime = tokio_uring::Runtime::new(tokio_uring::builder().entries(entries))?;
+    let opened = (files.replicas.iter().zip(&files.direct))
+        .map(|(copies, direct)| {
+            let (Some(copy), Some(direct)) = (copies.first(), direct.first()) else {
+                return Err(io::Error::from(io::ErrorKind::NotFound));
+            };
+            let fd = match (direct, copy.file.direct()) {
+                (true, Ok((fd, _))) => fd,
+                _ => copy.file.buffered_fd(),
+            };
+            Ok(std::fs::File::from(fd.try_clone_to_owned()?))
+        })
+        .collect::<io::Result<Vec<_>>>()?;
+    let shared = Rc::new(RefCell::new(Shared {
+        next,
+        cpu,
+        counting: None,
+        done: None,
+        bytes: 0,
+        latency_us: Stats::new(0).latency_us,
+    }));
+    // Touched before the time runs.
+    let room = longest as usize + crate::arena::SLAB_ALIGN;
+    let buffers: Vec<Vec<u8>> = (0..depth).map(|_| vec![1; room]).collect();
+    let start = Instant::now();
+    let for_tasks = shared.clone();
+    runtime.block_on(async move {
+        let opened: Rc<Vec<_>> = Rc::new(
+            opened
+                .into_iter()
+                .map(tokio_uring::fs::File::from_std)
+                .collect(),
+        );
+        let mut tasks = JoinSet::new();
+        for mut buf in buffers {
+            let (opened, shared) = (opened.clone(), for_tasks.clone());
+            tasks.spawn_local(async move {
+                loop {
+                    let (file, offset, len) = (shared.borrow_mut().next)();
+                    let at = aligned(&buf);
+                    let since = Instant::now();
+                    let slice = buf.slice(at..at + len as usize);
+                    let (read, slice) = opened[file as usize].read_at(slice, offset).await;
+                    buf = slice.into_inner();
+                    let (read, now) = (read?, Instant::now());
+                    let mut shared = shared.borrow_mut();
+                    let shared = &mut *shared;
+                    match shared.counting {
+                        None if now >= start + warm_up => {
+                            shared.counting = Some((now, (shared.cpu)()));
+                        }
+                        None => {}
+                        Some((begin, cpu)) if shared.done.is_none() => {
+                            shared.bytes += read as u64;
+                            let latency = (now - since).as_micros() as u64;
+                            shared.latency_us.saturating_record(latency);
+                            if now >= begin + time {
+                                shared.done = Some((now - begin, (shared.cpu)() - cpu));
+                            }
+                        }
+                        Some(_) => {}
+                    }
+                    if shared.done.is_some() {
+                        return Ok::<(), io::Error>(());
+                    }
+                }
+            });
+        }
+        let mut outcome = Ok(());
+        while let Some(task) = tasks.join_next().await {
+            let task = task.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
+            if task.is_err() {
+                outcome = task;
+                break;
+            }
+        }
+        outcome
+    })?;
+    let shared = shared.borrow();
+    let (elapsed, cpu) = shared.done.unwrap_or_default();
+    Ok(Reads {
+        elapsed,
+        cpu,
+        bytes: shared.bytes,
+        latency_us: shared.latency_us.clone(),
+    })
+}

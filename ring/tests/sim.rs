@@ -1,0 +1,270 @@
+//! Scheduler and engine on simulated drives: nothing is lost, read twice or stuck, whatever the drives do, and the
+//! drives are busy.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use colibri_ring::arena::{Class, SlabId};
+use colibri_ring::engine::{Engine, Options};
+use colibri_ring::extent::{Layout, Range};
+use colibri_ring::file::File;
+use colibri_ring::replica::{DirectMode, Files, Replica};
+use colibri_ring::schedule::{Event, Priority};
+use colibri_ring::sim::{Clock, SimDrive};
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+const SLAB: u64 = 32 * MIB;
+const FILE: u64 = 1 << 40;
+
+/// One file with a copy on each of `drives` drives.
+fn copies(drives: usize) -> Files {
+    let temp = tempfile::NamedTempFile::new().unwrap();
+    temp.as_file().set_len(FILE).unwrap();
+    let file = Arc::new(File::open(temp.path()).unwrap());
+    let copy = |i| Replica {
+        drive: i as u64,
+        ..Replica::new(file.clone(), i)
+    };
+    Files::new(vec![(0..drives).map(copy).collect()], DirectMode::Off).unwrap()
+}
+
+fn engine(drives: &[SimDrive], slabs: usize) -> (Engine, Clock) {
+    let clock = Clock::default();
+    let class = Class {
+        bytes: SLAB as usize,
+        count: slabs,
+    };
+    let files = copies(drives.len());
+    let engine = Engine::simulated(
+        &files,
+        &[class],
+        Options::default(),
+        drives.to_vec(),
+        clock.clone(),
+    );
+    (engine.unwrap(), clock)
+}
+
+fn drive(mib_per_s: u64) -> SimDrive {
+    SimDrive::new(mib_per_s * MIB, Duration::from_micros(100))
+}
+
+fn read(engine: &mut Engine, slab: SlabId, priority: Priority, n: u64, bytes: u64) {
+    let gate_up = Range {
+        file: 0,
+        offset: n * SLAB,
+        len: bytes / 3 * 2,
+        part: 0,
+    };
+    let down = Range {
+        file: 0,
+        offset: gate_up.offset + gate_up.len,
+        len: bytes / 3,
+        part: 1,
+    };
+    engine.read(slab, priority, Layout::new(&[gate_up, down], 4096).unwrap());
+}
+
+/// Keeps `slabs` reads of `bytes` under way until `total` have ended; MiB/s of virtual time.
+fn bandwidth(drives: &[SimDrive], bytes: u64, slabs: usize, total: u64) -> (f64, Engine) {
+    let (mut engine, clock) = engine(drives, slabs);
+    let mut started = 0;
+    for slab in 0..slabs as u32 {
+        read(&mut engine, SlabId(slab), Priority::Demand, started, bytes);
+        started += 1;
+    }
+    engine.flush();
+    let mut ended = 0;
+    while ended < total {
+        if let Event::Full(slab) = engine.wait().unwrap() {
+            ended += 1;
+            engine.release(slab);
+            if started < total {
+                read(&mut engine, slab, Priority::Demand, started, bytes);
+                engine.flush();
+                started += 1;
+            }
+        }
+    }
+    (
+        (total * bytes / MIB) as f64 / clock.now().as_secs_f64(),
+        engine,
+    )
+}
+
+#[test]
+fn copies_on_several_drives_give_their_bandwidths_sum() {
+    for rates in [
+        &[400][..],
+        &[400, 400],
+        &[400, 400, 400, 400],
+        &[600, 200],
+        &[7000, 3500],
+    ] {
+        let drives: Vec<SimDrive> = rates.iter().map(|r| drive(*r)).collect();
+        let sum: u64 = rates.iter().sum();
+        let (reached, _) = bandwidth(&drives, 20 * MIB, 9, 400);
+        assert!(
+            reached > 0.95 * sum as f64,
+            "{rates:?}: {reached:.0} of {sum} MiB/s"
+        );
+    }
+}
+
+#[test]
+fn a_drive_that_slows_down_loses_its_share() {
+    let mut slowing = drive(400);
+    slowing.changes = vec![(Duration::from_secs(1), 100 * MIB)];
+    // 800 MiB in the first second, 500 in each after it.
+    let (reached, engine) = bandwidth(&[drive(400), slowing], 20 * MIB, 9, 790);
+    let seconds = (790 * 20) as f64 / reached;
+    let ideal = 1.0 + (790 * 20 - 800) as f64 / 500.0;
+    assert!(seconds < ideal * 1.05, "{seconds} s, at best {ideal}");
+    drop(engine);
+}
+
+#[test]
+fn a_drive_that_fails_is_done_without() {
+    let mut failing = drive(400);
+    failing.fails_at = Some(Duration::from_millis(500));
+    let (reached, mut engine) = bandwidth(&[drive(400), failing], 20 * MIB, 9, 400);
+    assert!(reached > 0.95 * 400.0, "{reached}");
+    let stats = engine.stats().unwrap();
+    assert!(
+        stats.sources[1].errors > 0 && stats.sources[1].errors < 20,
+        "{:?}",
+        stats.sources
+    );
+}
+
+#[test]
+fn speculation_delays_a_demand_by_little() {
+    let (mut engine, clock) = engine(&[drive(1000)], 9);
+    for slab in 1..9 {
+        read(
+            &mut engine,
+            SlabId(slab),
+            Priority::Speculative,
+            u64::from(slab),
+            30 * MIB,
+        );
+    }
+    engine.flush();
+    clock.advance(Duration::from_millis(100));
+    read(&mut engine, SlabId(0), Priority::Demand, 0, 30 * MIB);
+    engine.flush();
+    let mut done = Vec::new();
+    while done.last() != Some(&SlabId(0)) {
+        if let Event::Full(slab) = engine.wait().unwrap() {
+            done.push(slab);
+        }
+    }
+    let took = clock.now() - Duration::from_millis(100);
+    // 30 ms of its own, and at most a quarter of the window of 8 MiB, and a chunk, before it.
+    assert!(took < Duration::from_millis(30 + 5), "{took:?}");
+}
+
+#[test]
+fn the_virtual_clock_makes_runs_repeatable() {
+    let run = || {
+        let drives = [
+            drive(700),
+            SimDrive {
+                short_every: 7,
+                ..drive(300)
+            },
+        ];
+        let (reached, mut engine) = bandwidth(&drives, 5 * MIB, 5, 200);
+        (reached.to_bits(), engine.stats().unwrap().sources)
+    };
+    assert_eq!(run(), run());
+}
+
+fn any_drive() -> impl Strategy<Value = SimDrive> {
+    let change =
+        (0u64..2_000, 1u64..5_000).prop_map(|(ms, rate)| (Duration::from_millis(ms), rate * MIB));
+    let fails = prop::option::weighted(0.3, (0u64..2_000).prop_map(Duration::from_millis));
+    (
+        1u64..8_000,
+        0u64..500,
+        prop::collection::vec(change, 0..3),
+        fails,
+        prop_oneof![Just(0u64), 2u64..12],
+    )
+        .prop_map(|(rate, latency, mut changes, fails_at, short_every)| {
+            changes.sort();
+            SimDrive {
+                changes,
+                fails_at,
+                short_every,
+                ..SimDrive::new(rate * MIB, Duration::from_micros(latency))
+            }
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000,
+        failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Demands, guesses, promotions and changes of mind on any mix of drives: every slab ends once, fails only if every
+    /// drive does, and without failures or dropped work every byte is read exactly once.
+    #[test]
+    fn nothing_is_lost_or_read_twice(
+        drives in prop::collection::vec(any_drive(), 1..6),
+        steps in prop::collection::vec((0u8..8, 0u64..30, 1u64..30 * MIB, 0u64..20), 1..120),
+    ) {
+        let slabs = 6;
+        let (mut engine, clock) = engine(&drives, slabs);
+        let mut busy = vec![false; slabs];
+        let (mut asked, mut dropped, mut failed) = (0, false, false);
+        let mut settle = |event: Event, engine: &mut Engine, busy: &mut Vec<bool>| {
+            match event {
+                Event::Part(..) => return true,
+                Event::Full(slab) => {
+                    engine.release(slab);
+                    busy[slab.index()] = false;
+                }
+                Event::Dropped(slab) => {
+                    dropped = true;
+                    busy[slab.index()] = false;
+                }
+                Event::Failed(slab, _) => {
+                    failed = true;
+                    busy[slab.index()] = false;
+                }
+            }
+            true
+        };
+        for (action, n, bytes, ms) in steps {
+            let slab = SlabId((n % slabs as u64) as u32);
+            match (action, busy[slab.index()]) {
+                (0..4, false) => {
+                    let priority = if action < 2 { Priority::Demand } else { Priority::Speculative };
+                    read(&mut engine, slab, priority, n, bytes / 12288 * 12288 + 12288);
+                    asked += bytes / 12288 * 12288 + 12288;
+                    busy[slab.index()] = true;
+                }
+                (4, true) => engine.promote(slab),
+                (5, true) => engine.abandon(slab),
+                _ => clock.advance(Duration::from_millis(ms)),
+            }
+            engine.flush();
+            while let Some(event) = engine.poll().unwrap() {
+                settle(event, &mut engine, &mut busy);
+            }
+        }
+        while busy.contains(&true) {
+            let event = engine.wait().unwrap();
+            settle(event, &mut engine, &mut busy);
+        }
+        let stats = engine.stats().unwrap();
+        let read: u64 = stats.sources.iter().map(|s| s.bytes).sum();
+        if drives.iter().any(|d| d.fails_at.is_none()) {
+            prop_assert!(!failed);
+        }
+        if drives.iter().all(|d| d.fails_at.is_none() && d.short_every == 0) && !dropped {
+            prop_assert_eq!(read, asked);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! `mirror verify`: whether mirrors are copies.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use colibri_ring::engine::Options;
+use colibri_uring::measure::mib_per_s;
+use colibri_uring::shards::Shards;
+use colibri_uring::verify::{Verdict, bytes_to_compare, path_in_mirror, verify};
+use serde::Serialize;
+
+use super::super::args::{DirectArg, EngineArg, check_mirrors};
+use super::super::{progress, size::human};
+
+/// Compare every byte of the mirrors with the model's files; exit code 1 when one differs
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  colibri-uring mirror verify --model /ssd1/GLM-5.2 --mirror /ssd2/GLM-5.2"
+)]
+pub struct VerifyArgs {
+    /// Directory with *.safetensors files; give it several times for a model split over drives
+    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
+    model: Vec<PathBuf>,
+    /// Directory with copies of them; up to 4 times
+    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MIRROR")]
+    mirror: Vec<PathBuf>,
+    /// What reads
+    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_ENGINE")]
+    engine: EngineArg,
+    /// Whether to read around the page cache (O_DIRECT)
+    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_DIRECT")]
+    direct: DirectArg,
+    /// Print one JSON object
+    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+}
+
+/// The JSON object.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Whether every file that a mirror has is a copy.
+    identical: bool,
+    mirrors: Vec<Mirror>,
+    seconds: f64,
+    /// Speed of all drives together.
+    mib_per_s: f64,
+}
+
+/// One mirror.
+#[derive(Debug, Serialize)]
+struct Mirror {
+    dir: PathBuf,
+    /// Files with the primary's size and header.
+    files: usize,
+    /// Files that it does not have: the primary serves them.
+    missing: usize,
+    /// Files with another size or header, or that cannot be opened.
+    refused: Vec<PathBuf>,
+    /// Bytes that are the primary's.
+    bytes: u64,
+    first_difference: Option<FirstDifference>,
+}
+
+#[derive(Debug, Serialize)]
+struct FirstDifference {
+    file: PathBuf,
+    /// `null` in the header.
+    tensor: Option<String>,
+    offset: u64,
+    /// Why it cannot be read, if it is that.
+    error: Option<String>,
+}
+
+/// Compares and prints.
+pub fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
+    check_mirrors(&args.mirror);
+    let shards = Shards::open_mirrored(&args.model, &args.mirror)?;
+    let options = Options {
+        kind: args.engine.into(),
+        ..Options::default()
+    };
+    let bar = progress::bytes(bytes_to_compare(&shards));
+    let start = Instant::now();
+    let verdicts = verify(&shards, args.direct.into(), options, |bytes| bar.inc(bytes))?;
+    let elapsed = start.elapsed();
+    bar.finish_and_clear();
+    let mirrors: Vec<Mirror> = (verdicts.into_iter().enumerate())
+        .map(|(i, verdict)| mirror(&shards, i, verdict))
+        .collect();
+    let copy = |m: &Mirror| m.refused.is_empty() && m.first_difference.is_none() && m.dir.is_dir();
+    let bytes: u64 = mirrors.iter().map(|m| m.bytes).sum();
+    let report = Report {
+        identical: mirrors.iter().all(copy),
+        seconds: elapsed.as_secs_f64(),
+        // The primary was read once for all of them.
+        mib_per_s: mib_per_s(
+            bytes + mirrors.iter().map(|m| m.bytes).max().unwrap_or(0),
+            elapsed,
+        ),
+        mirrors,
+    };
+    if args.json {
+        super::super::print_json(&report)?;
+    } else {
+        print(&report)?;
+    }
+    Ok(match report.identical {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+fn mirror(shards: &Shards, i: usize, verdict: Verdict) -> Mirror {
+    let (mut files, mut missing, mut refused) = (0, 0, Vec::new());
+    for file in 0..shards.files().len() {
+        let path = path_in_mirror(shards, i, file);
+        if shards.copies(file).iter().any(|copy| copy.mirror == i) {
+            files += 1;
+        } else if path.symlink_metadata().is_ok() {
+            refused.push(path);
+        } else {
+            missing += 1;
+        }
+    }
+    Mirror {
+        dir: shards.mirrors()[i].clone(),
+        files,
+        missing,
+        refused,
+        bytes: verdict.bytes,
+        first_difference: verdict.difference.map(|d| FirstDifference {
+            file: path_in_mirror(shards, i, d.file),
+            tensor: d.tensor,
+            offset: d.offset,
+            error: d.unreadable.map(|e| e.source.to_string()),
+        }),
+    }
+}
+
+fn print(report: &Report) -> io::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for mirror in &report.mirrors {
+        let dir = mirror.dir.display();
+        let same = human(mirror.bytes);
+        writeln!(out, "{dir}: {same} in {} files are the same", mirror.files)?;
+        if mirror.missing > 0 {
+            writeln!(out, "  {} files are not there", mirror.missing)?;
+        }
+        for path in &mirror.refused {
+            writeln!(
+                out,
+                "  {} is no copy: size or header differ",
+                path.display()
+            )?;
+        }
+        if let Some(difference) = &mirror.first_difference {
+            let tensor = difference.tensor.as_deref().unwrap_or("the header");
+            let (file, offset) = (difference.file.display(), difference.offset);
+            match &difference.error {
+                Some(error) => writeln!(
+                    out,
+                    "  {file}: {tensor} cannot be read at offset {offset}: {error}"
+                )?,
+                None => writeln!(out, "  {file}: {tensor} differs, first at offset {offset}")?,
+            }
+        }
+    }
+    writeln!(
+        out,
+        "{:.0} MiB/s in {:.1} s",
+        report.mib_per_s, report.seconds
+    )?;
+    out.flush()
+}

@@ -1,0 +1,214 @@
+//! Mirrors: directories with copies of shards on other drives. They add bandwidth and change nothing else, so whatever is
+//! wrong with one costs a warning and not the run.
+//!
+//! A file of a mirror is taken as a copy of the primary of the same name if its size and its header are the primary's, byte
+//! for byte. Headers are compared while the primary's is in memory, by whichever thread has just parsed it: many at
+//! once, and none is kept.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use colibri_ring::file::{File, FileError};
+use colibri_ring::headers::PREFIX;
+
+use super::ShardError;
+
+/// A model has at most this many mirrors.
+pub const MAX_MIRRORS: usize = 4;
+
+/// Bytes of a header that are compared at a time.
+const PIECE: usize = 256 << 10;
+
+/// A copy of a shard in a mirror.
+#[derive(Clone, Debug)]
+pub struct MirrorFile {
+    /// Index of the mirror, in the order in which they were given.
+    pub mirror: usize,
+    /// The copy, opened for reading only.
+    pub file: Arc<File>,
+}
+
+/// Why a mirror does not serve a file.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// It does not have it.
+    Missing,
+    /// It cannot be opened or read.
+    File(FileError),
+    /// It has another size.
+    Size { primary: u64, mirror: u64 },
+    /// It has another header.
+    Header,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Missing => f.write_str("it is missing"),
+            Refusal::File(e) => e.fmt(f),
+            Refusal::Size { primary, mirror } => {
+                write!(f, "it has {mirror} bytes, the primary has {primary}")
+            }
+            Refusal::Header => f.write_str("its header differs from the primary's"),
+        }
+    }
+}
+
+/// For one shard, what each mirror that can be used at all has of it.
+pub(super) type Offers = Vec<(usize, Result<Arc<File>, Refusal>)>;
+
+/// The mirrors of a model.
+#[derive(Debug)]
+pub(super) struct Mirrors<'a> {
+    dirs: &'a [PathBuf],
+    /// Indices of those that are directories.
+    usable: Vec<usize>,
+}
+
+impl<'a> Mirrors<'a> {
+    /// Looks at the directories. One that is not there is left out, with a warning.
+    ///
+    /// # Errors
+    /// More than [`MAX_MIRRORS`], or a directory that is given twice, be it as a mirror or as one of the model's.
+    pub(super) fn open(
+        dirs: &'a [PathBuf],
+        primaries: &[PathBuf],
+    ) -> Result<Mirrors<'a>, ShardError> {
+        if dirs.len() > MAX_MIRRORS {
+            return Err(ShardError::TooManyMirrors { given: dirs.len() });
+        }
+        let mut seen: HashMap<(u64, u64), &PathBuf> = HashMap::new();
+        for dir in primaries {
+            if let Ok(meta) = dir.metadata() {
+                seen.insert((meta.dev(), meta.ino()), dir);
+            }
+        }
+        let mut usable = Vec::new();
+        for (i, dir) in dirs.iter().enumerate() {
+            // Listing it finds out whether it is a directory, and one that may be read.
+            match std::fs::read_dir(dir).and_then(|_| dir.metadata()) {
+                Ok(meta) => {
+                    if let Some(first) = seen.insert((meta.dev(), meta.ino()), dir) {
+                        return Err(ShardError::SameDirectory {
+                            first: first.clone(),
+                            second: dir.clone(),
+                        });
+                    }
+                    usable.push(i);
+                }
+                Err(e) => tracing::warn!("mirror {} is not used: {e}", dir.display()),
+            }
+        }
+        Ok(Mirrors { dirs, usable })
+    }
+
+    /// What each mirror has of `primary`, whose header (without its length field) is `header`.
+    pub(super) fn offers(&self, primary: &File, header: &[u8]) -> Offers {
+        let offer = |&mirror: &usize| (mirror, self.offer(&self.dirs[mirror], primary, header));
+        self.usable.iter().map(offer).collect()
+    }
+
+    fn offer(&self, dir: &Path, primary: &File, header: &[u8]) -> Result<Arc<File>, Refusal> {
+        let name = primary.path().file_name().unwrap_or_default();
+        let file = File::open(dir.join(name)).map_err(|e| match e {
+            FileError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                Refusal::Missing
+            }
+            e => Refusal::File(e),
+        })?;
+        if file.size() != primary.size() {
+            return Err(Refusal::Size {
+                primary: primary.size(),
+                mirror: file.size(),
+            });
+        }
+        match same_header(&file, header) {
+            Ok(true) => Ok(Arc::new(file)),
+            Ok(false) => Err(Refusal::Header),
+            Err(e) => Err(Refusal::File(e)),
+        }
+    }
+
+    /// Decides which copies are used, and says so: one warning for each file that a mirror does not serve, and how many
+    /// each serves. Returns the copies of each file.
+    pub(super) fn settle(&self, files: &[Arc<File>], offers: Vec<Offers>) -> Vec<Vec<MirrorFile>> {
+        let mut copies: Vec<Vec<MirrorFile>> = vec![Vec::new(); files.len()];
+        let mut refused = Vec::new();
+        for (i, offers) in offers.into_iter().enumerate() {
+            for (mirror, offer) in offers {
+                match offer {
+                    Ok(file) => copies[i].push(MirrorFile { mirror, file }),
+                    Err(refusal) => refused.push((mirror, i, refusal)),
+                }
+            }
+        }
+        for (mirror, i, refusal) in refused {
+            let name = files[i].path().file_name().unwrap_or_default();
+            // In a model that is split over directories, two files may have one name, and a mirror can have a copy of one.
+            let taken = (0..files.len()).any(|j| {
+                files[j].path().file_name() == Some(name)
+                    && copies[j].iter().any(|copy| copy.mirror == mirror)
+            });
+            if !taken {
+                let path = self.dirs[mirror].join(name);
+                tracing::warn!(
+                    "{} is not used as a mirror of {}: {refusal}",
+                    path.display(),
+                    files[i].path().display()
+                );
+            }
+        }
+        for &mirror in &self.usable {
+            self.report(mirror, files, &copies);
+        }
+        copies
+    }
+
+    fn report(&self, mirror: usize, files: &[Arc<File>], copies: &[Vec<MirrorFile>]) {
+        let dir = self.dirs[mirror].display();
+        let served = (0..files.len()).filter_map(|i| {
+            let at = copies[i].iter().position(|copy| copy.mirror == mirror)?;
+            Some((i, at))
+        });
+        let served: Vec<(usize, usize)> = served.collect();
+        let total = files.len();
+        tracing::info!("mirror {dir} serves {} of {total} files", served.len());
+        // Of the copies before it: so that of two mirrors on one drive only the second is told.
+        let doubled = served.iter().find_map(|&(i, at)| {
+            let file = &copies[i][at].file;
+            let before = copies[i][..at].iter().map(|copy| &copy.file);
+            let mut before = std::iter::once(&files[i]).chain(before);
+            before.find(|other| other.drive() == file.drive())
+        });
+        if let Some(other) = doubled {
+            let other = other.path().parent().unwrap_or(Path::new(""));
+            tracing::warn!(
+                "mirror {dir} is on the same drive as {}: it brings no bandwidth",
+                other.display()
+            );
+        }
+    }
+}
+
+/// Whether a file begins with this header and its length.
+fn same_header(file: &File, header: &[u8]) -> Result<bool, FileError> {
+    let mut prefix = [0; PREFIX as usize];
+    file.read_at(&mut prefix, 0)?;
+    if u64::from_le_bytes(prefix) != header.len() as u64 {
+        return Ok(false);
+    }
+    let mut buf = vec![0; PIECE.min(header.len())];
+    let mut at = PREFIX;
+    for piece in header.chunks(PIECE) {
+        let buf = &mut buf[..piece.len()];
+        file.read_at(buf, at)?;
+        if buf != piece {
+            return Ok(false);
+        }
+        at += piece.len() as u64;
+    }
+    Ok(true)
+}

@@ -1,0 +1,198 @@
+//! Ways to end a run early: Ctrl-C, a reader that has seen enough, a full disk.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::broken::Broken;
+use crate::child::{colibri, complaints, finish, json_of};
+
+/// A model that never stops by itself.
+fn endless() -> Broken {
+    let model = Broken::copy("bf16-shared");
+    let mut config = model.config();
+    config.insert("eos_token_id".to_owned(), json!([]));
+    model.set_config(&config);
+    model
+}
+
+/// What it would go on to say.
+fn tokens(model: &Broken, n: usize) -> Vec<Value> {
+    let n = n.to_string();
+    let run = model.run("decode", &["--prompt-ids", "3,4,5", "-n", &n, "--json"]);
+    json_of(&finish(run))["token_ids"]
+        .as_array()
+        .unwrap()
+        .clone()
+}
+
+fn endless_decode(model: &Broken, prompt: &str) -> Command {
+    let mut command = model.run("decode", &["--prompt-ids", prompt, "-n", "100000"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn interrupt(child: &Child) {
+    // SAFETY: a system call on integers; the child has not been waited for, so its id is its own.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
+}
+
+/// Waits until the child handles SIGINT itself, which it does from when it has loaded the model.
+fn wait_until_it_catches_signals(child: &mut Child) {
+    let path = format!("/proc/{}/status", child.id());
+    while child.try_wait().unwrap().is_none() {
+        let status = fs::read_to_string(&path).unwrap();
+        let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
+        let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+        if caught & 1 << (libc::SIGINT - 1) != 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("it ended before it was interrupted");
+}
+
+/// Exit code and what was written; kills what does not end.
+fn end(mut child: Child) -> (Option<i32>, String, String) {
+    let (mut out, mut err) = (child.stdout.take(), child.stderr.take().unwrap());
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        if let Some(out) = &mut out {
+            out.read_to_string(&mut text).unwrap();
+        }
+        text
+    });
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > Duration::from_secs(20) {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("it does not end");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut text = String::new();
+    err.read_to_string(&mut text).unwrap();
+    let code = child.wait().unwrap().code();
+    (code, reader.join().unwrap(), complaints(&text))
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_printed() {
+    let model = endless();
+    let mut child = endless_decode(&model, "3,4,5").spawn().unwrap();
+    let mut out = child.stdout.take().unwrap();
+    let mut first = [0; 64];
+    out.read_exact(&mut first).unwrap();
+    interrupt(&child);
+    let reader = std::thread::spawn(move || {
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).unwrap();
+        rest
+    });
+    let (code, _, stderr) = end(child);
+    assert_eq!(code, Some(130));
+    assert!(
+        stderr.starts_with('[') && stderr.lines().count() == 1,
+        "{stderr}"
+    );
+    let printed = String::from_utf8(first.to_vec()).unwrap() + &reader.join().unwrap();
+    let printed = printed.strip_suffix('\n').unwrap();
+    let ids: Vec<Value> = printed.split(' ').map(|id| id.parse().unwrap()).collect();
+    let known = ids.len().min(200);
+    assert_eq!(ids[..known], tokens(&model, known));
+}
+
+#[test]
+fn ctrl_c_keeps_the_json() {
+    let model = endless();
+    // Interrupted while it continues a prompt, and most likely while it still reads one.
+    let long = vec!["7"; 20_000].join(",");
+    for prompt in ["3,4,5", &long] {
+        let mut command = endless_decode(&model, prompt);
+        command.arg("--json");
+        let mut child = command.spawn().unwrap();
+        wait_until_it_catches_signals(&mut child);
+        interrupt(&child);
+        let (code, stdout, stderr) = end(child);
+        assert_eq!((code, stderr.as_str()), (Some(130), ""));
+        let report: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(report["finish_reason"], "interrupted");
+        let ids = report["token_ids"].as_array().unwrap();
+        if prompt == "3,4,5" && !ids.is_empty() {
+            let known = ids.len().min(200);
+            assert_eq!(ids[..known], tokens(&model, known));
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_it_quietly() {
+    let model = endless();
+    let child = &mut endless_decode(&model, "3,4,5").spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_until(b' ', &mut Vec::new()).unwrap();
+    drop(out);
+    let mut stderr = String::new();
+    // Ends when the child does.
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut stderr)
+        .unwrap();
+    assert_eq!(complaints(&stderr), "");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn nobody_reads_from_the_start() {
+    let model = endless();
+    let decode = ["decode", "--prompt-ids", "3,4", "-n", "100"];
+    let score = ["score", "--ids", "3,4"];
+    let inspect = ["inspect"];
+    for args in [&decode[..], &score, &inspect] {
+        for json in [false, true] {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let mut command = colibri();
+            command.args(args).arg("--model").arg(model.path());
+            command.args(json.then_some("--json"));
+            let child = command.stdout(writer).stderr(Stdio::piped()).spawn();
+            let (code, _, stderr) = end(child.unwrap());
+            assert_eq!((code, stderr.as_str()), (Some(0), ""), "{args:?}");
+        }
+    }
+}
+
+fn full() -> Stdio {
+    Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap())
+}
+
+#[test]
+fn a_full_disk_is_an_error() {
+    let model = endless();
+    for mut command in [model.decode(), model.score(), model.inspect()] {
+        let child = command.stdout(full()).stderr(Stdio::piped()).spawn();
+        let (code, _, stderr) = end(child.unwrap());
+        assert_eq!(code, Some(1));
+        assert!(stderr.starts_with("error: ") && stderr.lines().count() == 1);
+    }
+}
+
+/// Who cannot be told still gets the exit code.
+#[test]
+fn an_error_that_nobody_can_be_told() {
+    let model = endless();
+    let mut command = model.run("decode", &["--prompt-ids", "999999", "-n", "1"]);
+    command.stderr(full());
+    assert_eq!(command.status().unwrap().code(), Some(1));
+    // Log lines are lost, the result is not.
+    let mut command = model.decode();
+    command.arg("-vvv").stderr(full()).stdout(Stdio::piped());
+    let output = command.spawn().unwrap().wait_with_output().unwrap();
+    assert_eq!(json_of(&output)["token_ids"].as_array().unwrap().len(), 3);
+}

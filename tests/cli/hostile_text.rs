@@ -1,0 +1,296 @@
+//! A config, a tokenizer or a prompt that is wrong: one line, exit 1.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::broken::{Broken, mkfifo};
+use crate::child::{error_of, error_or_json, finish, json_of};
+
+const MODEL: &str = "bf16-shared";
+
+#[test]
+fn a_config_that_is_no_config() {
+    let model = Broken::copy(MODEL);
+    let deep = format!("{{\"a\":{}", "[".repeat(1_000_000));
+    let large = format!("{{\"a\":\"{}\"}}", "x".repeat(20 << 20));
+    let texts = [
+        "",
+        "{",
+        "[]",
+        "null",
+        "7",
+        "\"glm\"",
+        "{\"vocab_size\":NaN}",
+        "{\"vocab_size\":1e999}",
+        "\u{feff}{}",
+        &deep,
+        &large,
+    ];
+    for name in ["config.json", "generation_config.json"] {
+        for text in texts {
+            fs::write(model.file(name), text).unwrap();
+            let error = model.refused();
+            assert!(error.contains(name), "{error}");
+            assert!(error.len() < 1000, "{error:.200}");
+        }
+        fs::write(model.file(name), [0xff, 0xfe, b'{', b'}']).unwrap();
+        assert!(model.refused().contains(name));
+        fs::remove_file(model.file(name)).unwrap();
+        if name == "config.json" {
+            assert!(model.refused().contains("config.json"));
+            let good = Broken::copy(MODEL);
+            fs::copy(good.file(name), model.file(name)).unwrap();
+        }
+    }
+    mkfifo(&model.file("generation_config.json"));
+    assert!(model.refused().contains("generation_config.json"));
+}
+
+/// Keys without a default.
+const REQUIRED: [&str; 14] = [
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+];
+
+fn refused_with(key: &str, value: Option<Value>) {
+    let model = Broken::copy(MODEL);
+    let mut config = model.config();
+    let shown = format!("{key} = {value:?}");
+    match value {
+        Some(value) => drop(config.insert(key.to_owned(), value)),
+        None => drop(config.remove(key)),
+    }
+    model.set_config(&config);
+    let error = error_of(&finish(model.decode()));
+    let named = error.contains("config.json") && error.contains(key);
+    assert!(named, "{shown}: {error}");
+}
+
+#[test]
+fn a_dimension_that_cannot_be() {
+    for key in REQUIRED {
+        refused_with(key, None);
+        for value in [json!(null), json!([4]), json!({}), json!(true), json!(1.5)] {
+            refused_with(key, Some(value));
+        }
+        for value in [
+            json!(-1),
+            json!(0),
+            json!(1e18),
+            json!(1u64 << 60),
+            json!(1e300),
+        ] {
+            refused_with(key, Some(value));
+        }
+        if key != "model_type" {
+            refused_with(key, Some(json!("8")));
+        }
+    }
+}
+
+#[test]
+fn what_is_not_implemented_is_refused_by_name() {
+    for (key, value) in [
+        ("model_type", json!("llama")),
+        ("hidden_act", json!("gelu")),
+        ("hidden_act", json!(7)),
+        ("n_group", json!(2)),
+        ("topk_group", json!(2)),
+        ("rope_scaling", json!({"type": "yarn", "factor": 4.0})),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 2})),
+        ("rope_scaling", json!("yarn")),
+        (
+            "rope_parameters",
+            json!({"rope_type": "yarn", "rope_theta": 1e4}),
+        ),
+        ("rope_parameters", json!({"rope_type": 3})),
+        ("rope_parameters", json!({"rope_theta": -1})),
+        ("rope_parameters", json!({"rope_theta": 0})),
+        ("rope_parameters", json!({"rope_theta": "1e4"})),
+        ("rope_parameters", json!([])),
+        ("num_key_value_heads", json!(1)),
+        ("num_experts_per_tok", json!(10)),
+        ("qk_rope_head_dim", json!(5)),
+        ("eos_token_id", json!("1")),
+        ("eos_token_id", json!(-1)),
+        ("eos_token_id", json!([1, "7"])),
+        ("eos_token_id", json!([[1]])),
+        ("eos_token_id", json!(1.5)),
+        ("eos_token_id", json!({})),
+        ("eos_token_id", json!(1e18)),
+        ("rms_norm_eps", json!(-1)),
+        ("rms_norm_eps", json!("1e-5")),
+        ("rms_norm_eps", json!(1e18)),
+        ("routed_scaling_factor", json!(-1)),
+        ("routed_scaling_factor", json!(1e18)),
+        ("norm_topk_prob", json!(1)),
+        ("tie_word_embeddings", json!("yes")),
+        ("attention_bias", json!([])),
+        ("indexer_types", json!(["full"])),
+        (
+            "indexer_types",
+            json!(["shared", "full", "full", "full", "full"]),
+        ),
+        (
+            "indexer_types",
+            json!(["full", "half", "full", "full", "full"]),
+        ),
+        ("indexer_types", json!("FSSFS")),
+        ("indexer_types", json!([1, 2, 3, 4, 5])),
+        ("mlp_layer_types", json!(["sparse"])),
+        ("mlp_layer_types", json!({})),
+        ("index_topk", json!(-1)),
+        ("index_topk", json!("9")),
+        ("index_n_heads", json!(0)),
+        ("index_head_dim", json!(0)),
+        ("index_head_dim", json!(1e18)),
+        ("index_head_dim", json!("14")),
+        ("first_k_dense_replace", json!(-1)),
+    ] {
+        refused_with(key, Some(value));
+    }
+}
+
+/// Whatever a key holds, the run ends as it should: with a result, or with one line.
+#[test]
+fn any_value_of_any_key() {
+    let model = Broken::copy(MODEL);
+    let config = model.config();
+    let values = [
+        json!(null),
+        json!(true),
+        json!(0),
+        json!(1),
+        json!(3),
+        json!(-1),
+        json!(1e18),
+        json!(1_000_000),
+        json!(0.5),
+        json!("default"),
+        json!([]),
+        json!({}),
+    ];
+    let more = [
+        "index_topk_freq",
+        "index_topk_pattern",
+        "mlp_layer_types",
+        "rope_scaling",
+        "rope_theta",
+    ];
+    for key in config.keys().map(String::as_str).chain(more) {
+        for value in &values {
+            let mut changed = config.clone();
+            changed.insert(key.to_owned(), value.clone());
+            model.set_config(&changed);
+            let _ = error_or_json(&finish(model.decode()));
+        }
+        let mut changed = config.clone();
+        changed.remove(key);
+        model.set_config(&changed);
+        let _ = error_or_json(&finish(model.score()));
+    }
+}
+
+#[test]
+fn a_stop_token_outside_the_vocabulary_never_comes() {
+    let model = Broken::copy(MODEL);
+    let mut config = model.config();
+    config.insert("eos_token_id".to_owned(), json!([1_000_000]));
+    model.set_config(&config);
+    assert_eq!(json_of(&finish(model.decode()))["finish_reason"], "length");
+}
+
+#[test]
+fn a_prompt_that_cannot_be() {
+    let model = Broken::copy(MODEL);
+    for ids in ["131", "1,4294967295"] {
+        for (command, flag) in [("decode", "--prompt-ids"), ("score", "--ids")] {
+            let error = error_of(&finish(model.run(command, &[flag, ids])));
+            assert!(error.contains("outside the vocabulary"), "{error}");
+        }
+    }
+    for args in [
+        ["--prompt-ids", ""],
+        ["--prompt-ids", "4294967296"],
+        ["--prompt-ids", "-1"],
+    ] {
+        assert_eq!(finish(model.run("decode", &args)).status.code(), Some(2));
+    }
+    assert_eq!(
+        finish(model.run("score", &["--ids", ""])).status.code(),
+        Some(2)
+    );
+    let none = ["--prompt-ids", "1", "-n", "0", "--json"];
+    let report = json_of(&finish(model.run("decode", &none)));
+    assert_eq!(report["token_ids"], json!([]));
+    assert_eq!(report["finish_reason"], "length");
+    // More than can be counted, and more than there is memory for.
+    for n in ["18446744073709551615", "1000000000000000"] {
+        let error = error_of(&finish(
+            model.run("decode", &["--prompt-ids", "1", "-n", n]),
+        ));
+        assert!(error.contains("does not fit"), "{error}");
+    }
+    let prompt = model.file("prompt");
+    fs::write(&prompt, [0xff, 0xfe]).unwrap();
+    for flag in ["--prompt-file", "--replay"] {
+        let error = error_of(&finish(
+            model.run("decode", &[flag, prompt.to_str().unwrap()]),
+        ));
+        assert!(error.contains("prompt"), "{error}");
+    }
+}
+
+#[test]
+fn a_tokenizer_that_is_none() {
+    let model = Broken::copy("tiny-text");
+    let path = model.file("tokenizer.json");
+    let good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let decode = || finish(model.run("decode", &["--prompt", "The", "-n", "3", "--json"]));
+    let mut without_model = good.clone();
+    without_model.as_object_mut().unwrap().remove("model");
+    let mut without_vocab = good.clone();
+    without_vocab["model"]["vocab"] = json!({});
+    let mut unknown = good.clone();
+    unknown["model"]["type"] = json!("Oracle");
+    let deep = "[".repeat(100_000);
+    let broken = [without_model, unknown].map(|v| v.to_string());
+    for text in ["", "{}", "[]", "null", "{\"model\":", &deep]
+        .into_iter()
+        .chain(broken.iter().map(String::as_str))
+    {
+        fs::write(&path, text).unwrap();
+        let error = error_of(&decode());
+        assert!(error.contains("tokenizer.json"), "{error}");
+    }
+    fs::write(&path, without_vocab.to_string()).unwrap();
+    let _ = error_or_json(&decode());
+    // Ids that the model has no embedding for.
+    let mut far = good;
+    for id in far["model"]["vocab"].as_object_mut().unwrap().values_mut() {
+        *id = json!(id.as_u64().unwrap() + 1_000_000);
+    }
+    for token in far["added_tokens"].as_array_mut().unwrap() {
+        token["id"] = json!(token["id"].as_u64().unwrap() + 1_000_000);
+    }
+    fs::write(&path, far.to_string()).unwrap();
+    let error = error_of(&decode());
+    assert!(error.contains("outside the vocabulary"), "{error}");
+    fs::remove_file(&path).unwrap();
+    mkfifo(&path);
+    let error = error_of(&decode());
+    assert!(error.contains("tokenizer.json"), "{error}");
+}

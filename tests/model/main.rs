@@ -1,0 +1,10 @@
+//! The model as a library: loading, the arithmetic against the reference, the stream of experts, files that change
+//! under it. With `COLIBRI_FIXTURES` set, the reference checks run on the models of that directory instead.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod fixture;
+mod load;
+mod reference;
+mod stream;
+mod truncated;
