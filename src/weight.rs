@@ -1,7 +1,16 @@
 //! Tensors as weights: looked up by name, checked against the shape and type that the model needs.
 
+mod stored;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+use crate::quant::infer::{Refusal, not_finite};
 use crate::quant::{Format, Matrix};
-use crate::shards::{Cache, Dtype, ShardError, Shards, Tensor};
+use crate::shards::{Cache, Dtype, ShardError, Shards};
+
+pub use stored::{Matrices, Stored, floats, scales_name};
 
 /// Why a tensor cannot be the weight that it is named for.
 #[derive(Debug, thiserror::Error)]
@@ -19,46 +28,66 @@ pub enum WeightError {
         /// The shape it should have.
         expected: Vec<u64>,
     },
-    /// Its elements are no floats.
-    #[error("tensor {name} is {found}, a weight must be BF16, F16 or F32")]
+    /// Its elements are no weights.
+    #[error(
+        "tensor {name} is {found}, a weight must be BF16, F16 or F32, or a matrix of U8 or F8_E4M3 with scales"
+    )]
     Dtype {
         /// The tensor.
         name: String,
         /// Its type.
         found: Dtype,
     },
-}
-
-/// Finds the tensor `name` of the given shape and says how its elements are stored.
-///
-/// # Errors
-/// When it is missing, has another shape, or is of a type that no matrix product takes.
-pub fn expect<'a>(
-    shards: &'a Shards,
-    name: &str,
-    shape: &[usize],
-) -> Result<(Tensor<'a>, Format), WeightError> {
-    let tensor = shards.get(name)?;
-    let same = |(found, expected): (&u64, &usize)| *found == *expected as u64;
-    if tensor.shape.len() != shape.len() || !tensor.shape.iter().zip(shape).all(same) {
-        return Err(WeightError::Shape {
-            name: name.into(),
-            found: tensor.shape.to_vec(),
-            expected: shape.iter().map(|n| *n as u64).collect(),
-        });
-    }
-    let format = match tensor.dtype {
-        Dtype::Bf16 => Format::Bf16,
-        Dtype::F16 => Format::F16,
-        Dtype::F32 => Format::F32,
-        found => {
-            return Err(WeightError::Dtype {
-                name: name.into(),
-                found,
-            });
-        }
-    };
-    Ok((tensor, format))
+    /// A packed tensor has more than one dimension.
+    #[error("tensor {name} is U8 of shape {found:?}, a packed weight must have one dimension")]
+    PackedShape {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        found: Vec<u64>,
+    },
+    /// A packed tensor has no scales.
+    #[error("tensor {name} is U8, which needs the scales {scales}, and these are missing")]
+    NoScales {
+        /// The tensor.
+        name: String,
+        /// The tensor that should hold its scales.
+        scales: String,
+    },
+    /// The scales are no F32.
+    #[error("tensor {name} is {found}, scales must be F32")]
+    ScalesDtype {
+        /// The tensor with the scales.
+        name: String,
+        /// Its type.
+        found: Dtype,
+    },
+    /// A scale is infinite or NaN.
+    #[error("tensor {name}: scale {index} is {value}")]
+    Scale {
+        /// The tensor with the scales.
+        name: String,
+        /// Which one.
+        index: usize,
+        /// The scale.
+        value: f32,
+    },
+    /// Its sizes are those of no supported format.
+    #[error("tensor {name}: {source}")]
+    Format {
+        /// The tensor.
+        name: String,
+        /// Why not.
+        source: Refusal,
+    },
+    /// The formats that a file claims for its tensors are no JSON object of strings.
+    #[error("{}: the metadata colibri.fmt is malformed: {reason}", file.display())]
+    Stamp {
+        /// The shard.
+        file: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
 }
 
 /// A resident weight matrix [rows, cols], in the bytes it was stored in.
@@ -68,6 +97,7 @@ pub struct Weight {
     rows: usize,
     cols: usize,
     bytes: Vec<u8>,
+    scales: Vec<u8>,
 }
 
 impl Weight {
@@ -78,6 +108,8 @@ impl Weight {
             rows: self.rows,
             cols: self.cols,
             bytes: &self.bytes,
+            scales: &self.scales,
+            skip: 0,
         }
     }
 }
@@ -86,13 +118,21 @@ impl Weight {
 #[derive(Debug)]
 pub struct Loader<'a> {
     shards: &'a Shards,
+    matrices: Matrices<'a>,
     bytes: u64,
 }
 
 impl<'a> Loader<'a> {
     /// A loader that has loaded nothing yet.
-    pub fn new(shards: &'a Shards) -> Loader<'a> {
-        Loader { shards, bytes: 0 }
+    ///
+    /// # Errors
+    /// A malformed stamp of formats.
+    pub fn new(shards: &'a Shards) -> Result<Loader<'a>, WeightError> {
+        Ok(Loader {
+            shards,
+            matrices: Matrices::new(shards)?,
+            bytes: 0,
+        })
     }
 
     /// Bytes of everything loaded so far.
@@ -108,26 +148,38 @@ impl<'a> Loader<'a> {
     /// A matrix in its stored width.
     ///
     /// # Errors
-    /// Those of [`expect`], and a failed read.
+    /// Those of [`Matrices::find`], scales that are infinite or NaN, and a failed read.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, WeightError> {
-        let (_, format) = expect(self.shards, name, &[rows, cols])?;
+        let stored = self.matrices.find(name, &[rows, cols])?;
         // The copy here is the resident one; a second in the page cache would only take memory.
         let bytes = self.shards.read_raw(name, Cache::Drop)?;
-        self.bytes += bytes.len() as u64;
+        let mut scales = Vec::new();
+        if let Some(tensor) = stored.scales {
+            scales = self.shards.read_raw(tensor.name, Cache::Drop)?;
+            if let Some((index, value)) = not_finite(&scales) {
+                return Err(WeightError::Scale {
+                    name: tensor.name.into(),
+                    index,
+                    value,
+                });
+            }
+        }
+        self.bytes += (bytes.len() + scales.len()) as u64;
         Ok(Weight {
-            format,
+            format: stored.format,
             rows,
             cols,
             bytes,
+            scales,
         })
     }
 
     /// A vector as f32: a norm, a bias.
     ///
     /// # Errors
-    /// Those of [`expect`], and a failed read.
+    /// When it is missing, has another shape, is not of floats, or cannot be read.
     pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, WeightError> {
-        expect(self.shards, name, &[len])?;
+        floats(&self.shards.get(name)?, &[len])?;
         let values = self.shards.read_f32(name, Cache::Drop)?;
         self.bytes += 4 * values.len() as u64;
         Ok(values)

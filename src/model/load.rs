@@ -77,7 +77,7 @@ impl Model {
         config: Config,
         options: LoadOptions,
     ) -> Result<Model, ModelError> {
-        let mut loader = Loader::new(shards);
+        let mut loader = Loader::new(shards)?;
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let sparsity = sparsity(&loader, &config, options);
         let embed = loader.matrix("model.embed_tokens.weight", vocab, hidden)?;

@@ -17,6 +17,8 @@ use crate::model::router::{Choice, Router, RouterScratch};
 use crate::model::scratch::sized;
 use crate::model::users::Users;
 use crate::pool::Pool;
+use crate::quant::Matrix;
+use crate::stream::catalog::Projection;
 use crate::stream::{Ready, Want};
 use crate::weight::{Loader, WeightError};
 
@@ -196,8 +198,12 @@ impl Moe {
             let ready = pass.store.next()?;
             pass.clock.lap(Phase::IoWait);
             match ready {
-                Some(Ready::GateUp { expert, gate, up }) => {
-                    let expert = expert as usize;
+                Some(Ready::GateUp {
+                    expert: id,
+                    gate,
+                    up,
+                }) => {
+                    let expert = id as usize;
                     let slots = users.slots(group.clone(), expert..expert + 1);
                     let middle = &mut middle[slots.start * inter..slots.end * inter];
                     let columns = COLUMNS * inter;
@@ -215,13 +221,20 @@ impl Moe {
                         up.matmul(pool, inputs, m, up_out);
                         ops::silu_mul(middle, up_out);
                     }
+                    let matrices = [(Projection::Gate, gate), (Projection::Up, up)];
+                    if let Some(bad) = bad_scales(middle, &matrices) {
+                        return Err(pass.store.scale_error(self.layer, id, bad).into());
+                    }
                 }
-                Some(Ready::Down { expert, down }) => {
-                    let expert = expert as usize;
+                Some(Ready::Down { expert: id, down }) => {
+                    let expert = id as usize;
                     let slots = users.slots(group.clone(), expert..expert + 1);
                     let middle = &middle[slots.start * inter..slots.end * inter];
                     let outputs = &mut outputs[slots.start * hidden..slots.end * hidden];
                     down.matmul(pool, middle, slots.len(), outputs);
+                    if let Some(bad) = bad_scales(outputs, &[(Projection::Down, down)]) {
+                        return Err(pass.store.scale_error(self.layer, id, bad).into());
+                    }
                     done += slots.len();
                 }
                 None if done == slots => return Ok(()),
@@ -229,6 +242,16 @@ impl Moe {
             }
         }
     }
+}
+
+/// The matrix whose scales made `out` infinite or NaN, if that is what it is. A bad scale always shows there, so that
+/// nobody has to look through the scales of every expert that is read.
+fn bad_scales(out: &[f32], matrices: &[(Projection, Matrix<'_>)]) -> Option<Projection> {
+    if out.iter().all(|x| x.is_finite()) {
+        return None;
+    }
+    let bad = matrices.iter().find(|(_, w)| !w.scales_are_finite());
+    bad.map(|(projection, _)| *projection)
 }
 
 impl Next<'_> {

@@ -1,17 +1,25 @@
 //! What a weight format provides, and the choice of instruction set at run time.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use super::float;
+use super::packed::{self, BLOCK, FINE, Fp8, GROUP, Int2, Int4, Int8, ROW};
 use super::{Format, Matrix};
 
 /// The products of one format on one instruction set, on one thread.
 pub trait Kernel: Sync {
+    /// The vectors `x` [n, cols] in the order in which [`Kernel::matmul`] takes them. Done once for a product, not once
+    /// for each of its tiles.
+    fn arrange<'x>(&self, x: &'x [f32], _cols: usize) -> Cow<'x, [f32]> {
+        Cow::Borrowed(x)
+    }
+
     /// y[c][r] = W[r, :] . x[c] for all rows of `w` and all columns, in the reduction order of [`super`]. `x` is
-    /// [y.len(), cols] row-major; every element of `y` has `w.rows` values.
+    /// [y.len(), cols] row-major, as [`Kernel::arrange`] left it; every element of `y` has `w.rows` values.
     fn matmul(&self, w: Matrix<'_>, x: &[f32], y: &mut [&mut [f32]]);
 
-    /// y[j] = fma(a[r], W[r, j], y[j]) for all rows r of `w`, ascending. `a` has `w.rows` values, `y` has `w.cols`.
+    /// y[j] += a[r] * W[r, j], one fused multiply-add each, for all rows r of `w`, ascending. `a` has `w.rows` values, `y` has `w.cols`.
     fn add_rows(&self, w: Matrix<'_>, a: &[f32], y: &mut [f32]);
 }
 
@@ -63,5 +71,13 @@ pub fn kernel_for(format: Format, isa: Isa) -> &'static dyn Kernel {
         Format::F32 => float::kernel::<float::F32>(isa),
         Format::F16 => float::kernel::<float::F16>(isa),
         Format::Bf16 => float::kernel::<float::Bf16>(isa),
+        Format::Int8Row => packed::kernel::<Int8, ROW>(isa),
+        Format::Int4Row => packed::kernel::<Int4, ROW>(isa),
+        Format::Int2Row => packed::kernel::<Int2, ROW>(isa),
+        Format::Fp8Block => packed::kernel::<Fp8, GROUP>(isa),
+        Format::Int4Group(size) if size > 0 && (size as usize).is_multiple_of(BLOCK) => {
+            packed::kernel::<Int4, GROUP>(isa)
+        }
+        Format::Int4Group(_) => packed::kernel::<Int4, FINE>(isa),
     }
 }

@@ -15,20 +15,28 @@
 //! the multiply-add. The sums over rows ([`Matrix::add_row`], [`Matrix::matmul_transposed`]) have no lanes: one fused
 //! multiply-add an element and row, rows ascending. Results that are NaN are NaN everywhere, with any payload.
 //!
+//! The formats with scales have the same lanes; which element goes to which, and where the scale comes in, is in the
+//! documentation of `packed`, and in `docs/formats.md`.
+//!
 //! # Adding a format
 //!
 //! Write its kernels (trait [`kernel::Kernel`]) in a file of its own, then name it in [`Format`] and in
 //! [`kernel::kernel_for`].
 
 mod float;
+mod format;
+pub mod infer;
 mod kernel;
+mod packed;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::ops::Range;
 
 use crate::pool::Pool;
+
+use format::FP8_BLOCK;
+pub use format::Format;
 
 #[cfg(target_endian = "big")]
 compile_error!("weights are little-endian and used in place");
@@ -43,42 +51,11 @@ const INLINE_BYTES: usize = 256 << 10;
 /// end together and that a tile stays in the L2 cache while several columns pass over it.
 const TILE_BYTES: usize = 128 << 10;
 
-/// How a weight matrix is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Format {
-    /// 32-bit float.
-    F32,
-    /// IEEE half.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl Format {
-    /// Bytes of a row of `cols` weights; `None` when that overflows.
-    pub fn row_bytes(self, cols: usize) -> Option<usize> {
-        match self {
-            Format::F32 => cols.checked_mul(4),
-            Format::F16 | Format::Bf16 => cols.checked_mul(2),
-        }
-    }
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Format::F32 => "F32",
-            Format::F16 => "F16",
-            Format::Bf16 => "BF16",
-        })
-    }
-}
-
 /// The bytes are not a matrix of the stated shape.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// Wrong number of bytes.
-    #[error("a {format} matrix [{rows}, {cols}] takes {expected} bytes, not {actual}")]
+    #[error("the {format} matrix [{rows}, {cols}] takes {expected} bytes, not {actual}")]
     Size {
         /// Format of the matrix.
         format: Format,
@@ -91,8 +68,22 @@ pub enum ShapeError {
         /// Bytes there are.
         actual: usize,
     },
+    /// Wrong number of bytes of scales.
+    #[error("the {format} matrix [{rows}, {cols}] takes {expected} bytes of scales, not {actual}")]
+    Scales {
+        /// Format of the matrix.
+        format: Format,
+        /// Output size.
+        rows: usize,
+        /// Input size.
+        cols: usize,
+        /// Bytes of scales it takes.
+        expected: usize,
+        /// Bytes of scales there are.
+        actual: usize,
+    },
     /// The size does not fit in memory.
-    #[error("a {format} matrix [{rows}, {cols}] is too large to address")]
+    #[error("the {format} matrix [{rows}, {cols}] is too large to address")]
     Overflow {
         /// Format of the matrix.
         format: Format,
@@ -116,10 +107,14 @@ pub struct Matrix<'a> {
     pub cols: usize,
     /// The weights.
     pub bytes: &'a [u8],
+    /// The scales: f32, little-endian, no alignment needed; empty for floats.
+    pub scales: &'a [u8],
+    /// Rows of the first row of FP8 blocks that come before this matrix, which was cut out of a larger one.
+    pub skip: usize,
 }
 
 impl<'a> Matrix<'a> {
-    /// The matrix [rows, cols] stored in `bytes`.
+    /// The matrix of floats [rows, cols] stored in `bytes`.
     ///
     /// # Errors
     /// When `bytes` has another length than the shape takes.
@@ -128,6 +123,20 @@ impl<'a> Matrix<'a> {
         rows: usize,
         cols: usize,
         bytes: &'a [u8],
+    ) -> Result<Matrix<'a>, ShapeError> {
+        Matrix::with_scales(format, rows, cols, bytes, &[])
+    }
+
+    /// The matrix [rows, cols] stored in `bytes` with its `scales`.
+    ///
+    /// # Errors
+    /// When one of them has another length than the shape takes.
+    pub fn with_scales(
+        format: Format,
+        rows: usize,
+        cols: usize,
+        bytes: &'a [u8],
+        scales: &'a [u8],
     ) -> Result<Matrix<'a>, ShapeError> {
         let expected = format
             .row_bytes(cols)
@@ -143,11 +152,27 @@ impl<'a> Matrix<'a> {
                 actual,
             });
         }
+        let expected =
+            format
+                .scale_bytes(rows, cols)
+                .ok_or(ShapeError::Overflow { format, rows, cols })?;
+        let actual = scales.len();
+        if actual != expected {
+            return Err(ShapeError::Scales {
+                format,
+                rows,
+                cols,
+                expected,
+                actual,
+            });
+        }
         Ok(Matrix {
             format,
             rows,
             cols,
             bytes,
+            scales,
+            skip: 0,
         })
     }
 
@@ -159,6 +184,8 @@ impl<'a> Matrix<'a> {
             rows,
             cols,
             bytes: bytemuck::cast_slice(&values[..rows * cols]),
+            scales: &[],
+            skip: 0,
         }
     }
 
@@ -168,11 +195,27 @@ impl<'a> Matrix<'a> {
     /// When `range` is not inside `0..rows`, as a slice does.
     pub fn rows(&self, range: Range<usize>) -> Matrix<'a> {
         let stride = self.row_bytes();
+        let scale_stride = 4 * self.format.row_scales(self.cols);
+        let (skip, scales) = match self.format {
+            Format::Fp8Block => {
+                let first = self.skip + range.start;
+                let end = (self.skip + range.end).div_ceil(FP8_BLOCK);
+                (first % FP8_BLOCK, (first / FP8_BLOCK).min(end)..end)
+            }
+            _ => (0, range.clone()),
+        };
         Matrix {
             rows: range.len(),
             bytes: &self.bytes[range.start * stride..range.end * stride],
+            scales: &self.scales[scales.start * scale_stride..scales.end * scale_stride],
+            skip,
             ..*self
         }
+    }
+
+    /// Whether no scale is infinite or NaN.
+    pub fn scales_are_finite(&self) -> bool {
+        infer::not_finite(self.scales).is_none()
     }
 
     /// Bytes of one row.
@@ -191,6 +234,7 @@ impl<'a> Matrix<'a> {
             return;
         }
         let kernel = kernel::kernel(self.format);
+        let x = &*kernel.arrange(x, self.cols);
         let band = self.band(pool, n);
         if n == 1 && band == self.rows {
             return kernel.matmul(*self, x, &mut [y]);
@@ -296,5 +340,7 @@ fn row(values: &[f32]) -> Matrix<'_> {
         rows: 1,
         cols: values.len(),
         bytes: bytemuck::cast_slice(values),
+        scales: &[],
+        skip: 0,
     }
 }

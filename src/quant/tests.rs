@@ -6,6 +6,19 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 const FORMATS: [Format; 3] = [Format::F32, Format::F16, Format::Bf16];
+const PACKED: [Format; 11] = [
+    Format::Int8Row,
+    Format::Int4Row,
+    Format::Int2Row,
+    Format::Fp8Block,
+    Format::Int4Group(64),
+    Format::Int4Group(128),
+    Format::Int4Group(192),
+    Format::Int4Group(32),
+    Format::Int4Group(24),
+    Format::Int4Group(7),
+    Format::Int4Group(1),
+];
 
 /// A small generator, so that a case is one number.
 struct Random(u64);
@@ -65,7 +78,7 @@ impl Stored {
                     bytes.extend(value.to_le_bytes());
                     stored.push(value.to_f32());
                 }
-                Format::Bf16 => {
+                _ => {
                     let value = bf16::from_f32(value);
                     bytes.extend(value.to_le_bytes());
                     stored.push(value.to_f32());
@@ -86,6 +99,260 @@ impl Stored {
     fn matrix(&self, format: Format, rows: usize, cols: usize) -> Matrix<'_> {
         let size = format.row_bytes(cols).unwrap() * rows;
         Matrix::new(format, rows, cols, &self.bytes[self.bytes.len() - size..]).unwrap()
+    }
+}
+
+/// Random codes and scales at odd addresses, and what they stand for.
+struct Coded {
+    format: Format,
+    rows: usize,
+    cols: usize,
+    bytes: Vec<u8>,
+    scales: Vec<u8>,
+    /// Codes and scales of every weight.
+    codes: Vec<f32>,
+    factors: Vec<f32>,
+}
+
+/// `len` bytes from `next` at an odd address: those after the first one or two of what is returned.
+fn odd_bytes(len: usize, mut next: impl FnMut() -> u8) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len + 2);
+    let pad = 1 + usize::from(!(bytes.as_ptr() as usize).is_multiple_of(2));
+    bytes.resize(pad, 0xff);
+    bytes.extend((0..len).map(|_| next()));
+    bytes
+}
+
+impl Coded {
+    fn new(format: Format, rows: usize, cols: usize, random: &mut Random) -> Coded {
+        let size = format.row_bytes(cols).unwrap() * rows;
+        let count = format.scale_bytes(rows, cols).unwrap() / 4;
+        let nan = |byte: u8| format == Format::Fp8Block && byte & 0x7f == 0x7f;
+        let bytes = odd_bytes(size, || match (random.next() >> 20) as u8 {
+            byte if nan(byte) => 0,
+            byte => byte,
+        });
+        let values: Vec<f32> = random.values(count, false);
+        let mut values = values.iter().flat_map(|v| v.to_le_bytes());
+        let scales = odd_bytes(4 * count, || values.next().unwrap());
+        let mut coded = Coded {
+            format,
+            rows,
+            cols,
+            bytes,
+            scales,
+            codes: Vec::new(),
+            factors: Vec::new(),
+        };
+        let w = coded.matrix();
+        let value = |r: usize, j: usize| {
+            let row = &w.bytes[r * format.row_bytes(cols).unwrap()..];
+            match format {
+                Format::Int8Row => f32::from(row[j] as i8),
+                Format::Int2Row => f32::from(row[j / 4] >> (2 * (j % 4)) & 3) - 2.0,
+                Format::Fp8Block => e4m3(row[j]),
+                _ => f32::from(row[j / 2] >> (4 * (j % 2)) & 15) - 8.0,
+            }
+        };
+        let scale = |r: usize, j: usize| {
+            let per_row = format.row_scales(cols);
+            let at = match format {
+                Format::Int4Group(size) => r * per_row + j / size as usize,
+                Format::Fp8Block => r / 128 * per_row + j / 128,
+                _ => r,
+            };
+            f32::from_le_bytes(w.scales[4 * at..4 * at + 4].try_into().unwrap())
+        };
+        let places: Vec<_> = (0..rows)
+            .flat_map(|r| (0..cols).map(move |j| (r, j)))
+            .collect();
+        let codes = places.iter().map(|&(r, j)| value(r, j)).collect();
+        let factors = places.iter().map(|&(r, j)| scale(r, j)).collect();
+        (coded.codes, coded.factors) = (codes, factors);
+        coded
+    }
+
+    fn matrix(&self) -> Matrix<'_> {
+        let size = self.format.row_bytes(self.cols).unwrap() * self.rows;
+        let scales = self.format.scale_bytes(self.rows, self.cols).unwrap();
+        Matrix::with_scales(
+            self.format,
+            self.rows,
+            self.cols,
+            &self.bytes[self.bytes.len() - size..],
+            &self.scales[self.scales.len() - scales..],
+        )
+        .unwrap()
+    }
+
+    fn row(&self, r: usize) -> (&[f32], &[f32]) {
+        let row = r * self.cols..(r + 1) * self.cols;
+        (&self.codes[row.clone()], &self.factors[row])
+    }
+}
+
+/// F8_E4M3 by its definition.
+fn e4m3(byte: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
+    let magnitude = match (exponent, byte & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa / 8.0 * 2f32.powi(-6),
+        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+    };
+    if byte & 0x80 == 0 {
+        magnitude
+    } else {
+        -magnitude
+    }
+}
+
+/// The definition of `packed`, written down column by column: where a column goes, and where its scale comes in.
+fn packed_reference(format: Format, (codes, factors): (&[f32], &[f32]), x: &[f32]) -> f32 {
+    let by_row = matches!(format, Format::Int8Row | Format::Int4Row | Format::Int2Row);
+    let interleaved = !matches!(format, Format::Int8Row | Format::Fp8Block);
+    let mut lanes = [0f32; LANES];
+    for block in (0..codes.len()).step_by(64) {
+        for p in 0..64 {
+            let j = block
+                + if interleaved {
+                    4 * (p % 16) + p / 16
+                } else {
+                    p
+                };
+            let lane = &mut lanes[p % LANES];
+            *lane = match codes.get(j) {
+                Some(code) if by_row => code.mul_add(x[j], *lane),
+                Some(code) => (code * factors[j]).mul_add(x[j], *lane),
+                None => *lane,
+            };
+        }
+    }
+    for width in [16, 8, 4, 2, 1] {
+        for l in 0..width {
+            lanes[l] += lanes[l + width];
+        }
+    }
+    match by_row && !codes.is_empty() {
+        true => lanes[0] * factors[0],
+        false => lanes[0],
+    }
+}
+
+fn check_packed(format: Format, rows: usize, cols: usize, n: usize, seed: u64) {
+    let mut random = Random(seed | 1);
+    let coded = Coded::new(format, rows, cols, &mut random);
+    let w = coded.matrix();
+    let x = random.values(n * cols, seed.is_multiple_of(2));
+    let a = random.values(rows, false);
+    let start = random.values(cols, false);
+
+    let mut expected = Vec::new();
+    for c in 0..n {
+        let x = &x[c * cols..(c + 1) * cols];
+        expected.extend((0..rows).map(|r| packed_reference(format, coded.row(r), x)));
+    }
+    let mut expected_sum = start.clone();
+    for (r, a) in a.iter().enumerate() {
+        let (codes, factors) = coded.row(r);
+        for ((y, code), factor) in expected_sum.iter_mut().zip(codes).zip(factors) {
+            *y = (a * factor).mul_add(*code, *y);
+        }
+    }
+    for isa in Isa::available() {
+        let kernel = kernel_for(format, isa);
+        let mut y = vec![f32::NAN; n * rows];
+        let mut parts: Vec<_> = y.chunks_mut(rows.max(1)).collect();
+        kernel.matmul(w, &kernel.arrange(&x, cols), &mut parts);
+        assert_eq!(
+            bits(&y),
+            bits(&expected),
+            "{isa:?} {format} [{rows}, {cols}] x {n}"
+        );
+        let mut y = start.clone();
+        kernel.add_rows(w, &a, &mut y);
+        assert_eq!(
+            bits(&y),
+            bits(&expected_sum),
+            "{isa:?} {format} [{rows}, {cols}]"
+        );
+    }
+}
+
+#[test]
+fn every_packed_width_has_the_same_bits_on_every_path() {
+    for format in PACKED {
+        for cols in 0..=270 {
+            let (rows, n) = (1 + cols % 5, 1 + cols % 9);
+            check_packed(format, rows, cols, n, cols as u64 * 77 + 5);
+        }
+        check_packed(format, 300, 200, 2, 99);
+    }
+}
+
+#[test]
+fn every_byte_is_decoded_exactly() {
+    for format in PACKED {
+        let mut random = Random(7);
+        let per_byte = 256 / format.row_bytes(256).unwrap();
+        let mut coded = Coded::new(format, 1, 256 * per_byte, &mut random);
+        let at = coded.bytes.len() - 256;
+        (0..=255).for_each(|b| coded.bytes[at + usize::from(b)] = b);
+        let w = coded.matrix();
+        for isa in Isa::available() {
+            let kernel = kernel_for(format, isa);
+            let mut y = vec![0f32; w.cols];
+            kernel.add_rows(w, &[1.0], &mut y);
+            for (j, y) in y.iter().enumerate() {
+                let (byte, field) = ((j / per_byte) as u8, j % per_byte);
+                let code = match format {
+                    Format::Int8Row => f32::from(byte as i8),
+                    Format::Fp8Block => e4m3(byte),
+                    Format::Int2Row => f32::from(byte >> (2 * field) & 3) - 2.0,
+                    _ => f32::from(byte >> (4 * field) & 15) - 8.0,
+                };
+                let expected = code * coded.factors[j] + 0.0;
+                assert_eq!(bits(&[*y]), bits(&[expected]), "{isa:?} {format} {byte:#x}");
+                // The same through a product with a unit vector, where no NaN is near.
+                if format != Format::Fp8Block {
+                    let mut x = vec![0f32; w.cols];
+                    x[j] = 1.0;
+                    let mut product = [0f32];
+                    kernel.matmul(w, &kernel.arrange(&x, w.cols), &mut [&mut product]);
+                    assert_eq!(product[0] + 0.0, expected, "{isa:?} {format} {byte:#x}");
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn packed_threads_tiles_and_columns_do_not_change_a_bit(
+        format in 0..PACKED.len(), rows in 1..500usize, cols in 1..700usize, n in 1..10usize, seed: u64,
+    ) {
+        let mut random = Random(seed | 1);
+        let coded = Coded::new(PACKED[format], rows, cols, &mut random);
+        let w = coded.matrix();
+        let x = random.values(n * cols, false);
+        let xt = random.values(n * rows, false);
+        let (one, three) = (Pool::new(1), Pool::new(3));
+        let (mut y, mut yt) = (vec![0f32; n * rows], vec![0f32; n * cols]);
+        w.matmul(&three, &x, n, &mut y);
+        w.matmul_transposed(&three, &xt, n, &mut yt);
+        for c in 0..n {
+            let mut single = vec![0f32; rows];
+            w.matmul(&one, &x[c * cols..(c + 1) * cols], 1, &mut single);
+            prop_assert_eq!(bits(&single), bits(&y[c * rows..(c + 1) * rows]));
+            let mut single = vec![0f32; cols];
+            w.matmul_transposed(&one, &xt[c * rows..(c + 1) * rows], 1, &mut single);
+            prop_assert_eq!(bits(&single), bits(&yt[c * cols..(c + 1) * cols]));
+        }
+        // Rows cut out anywhere, also inside a block of FP8, and out of what was cut out.
+        let (start, end) = (rows / 3, rows - rows / 4);
+        let cut = w.rows(0..end).rows(start..end);
+        let mut part = vec![0f32; end - start];
+        cut.matmul(&one, &x[..cols], 1, &mut part);
+        prop_assert_eq!(bits(&part), bits(&y[start..end]));
     }
 }
 
@@ -243,7 +510,7 @@ fn shapes_are_checked() {
     let error = Matrix::new(Format::Bf16, 2, 3, &[0; 11]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "a BF16 matrix [2, 3] takes 12 bytes, not 11"
+        "the BF16 matrix [2, 3] takes 12 bytes, not 11"
     );
     assert!(matches!(
         Matrix::new(Format::F32, usize::MAX / 2, 3, &[]),
@@ -254,6 +521,11 @@ fn shapes_are_checked() {
         Err(ShapeError::Overflow { .. })
     ));
     assert!(Matrix::new(Format::F16, 0, 7, &[]).is_ok());
+    let error = Matrix::with_scales(Format::Int4Group(64), 2, 65, &[0; 66], &[0; 12]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the int4-g64 matrix [2, 65] takes 16 bytes of scales, not 12"
+    );
 }
 
 #[test]

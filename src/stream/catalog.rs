@@ -6,12 +6,13 @@
 //! - *fused*: `mlp.experts.gate_up_proj` [E, 2 * moe_intermediate, hidden], gate rows first, and
 //!   `mlp.experts.down_proj` [E, hidden, moe_intermediate]; an expert is a slice of each.
 //!
-//! Both become byte ranges of files, so that nothing after the catalog knows which one it was.
+//! Both become byte ranges of files, so that nothing after the catalog knows which one it was. A matrix of codes has a
+//! second range, that of its scales.
 
 use crate::config::Config;
 use crate::quant::Format;
 use crate::shards::Shards;
-use crate::weight::{self, WeightError};
+use crate::weight::{Matrices, Stored, WeightError, scales_name};
 
 /// Why the experts of a model cannot be catalogued.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +58,18 @@ impl Projection {
     }
 }
 
-/// One matrix of an expert as a byte range of a file.
+/// A byte range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Index of the file in [`Shards::files`].
+    pub file: usize,
+    /// Absolute byte offset in that file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+/// One matrix of an expert as byte ranges of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
     /// Index of the file in [`Shards::files`].
@@ -66,6 +78,8 @@ pub struct Location {
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
+    /// Where its scales are; of length 0 for floats.
+    pub scales: Place,
     /// How the weights are stored.
     pub format: Format,
     /// Output size.
@@ -74,12 +88,43 @@ pub struct Location {
     pub cols: usize,
 }
 
-/// What is kept of a [`Location`]: the rest follows from the config. 16 bytes; GLM-5.2 has 58,000.
+impl Location {
+    /// Bytes of the weights and their scales.
+    pub fn stored_bytes(&self) -> u64 {
+        self.bytes + self.scales.bytes
+    }
+}
+
+/// What is kept of a [`Location`]: the rest follows from the config. 32 bytes; GLM-5.2 has 58,000.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     offset: u64,
+    scales: u64,
     file: u32,
+    scales_file: u32,
     format: Format,
+}
+
+impl Entry {
+    /// The matrix of `rows` rows of `cols` that starts at row `first` of what is stored.
+    fn of(stored: &Stored<'_>, first: u64, cols: usize) -> Entry {
+        let format = stored.format;
+        // Inside the tensors, whose sizes the index has checked against their files: no overflow.
+        let row = matrix_bytes(format, 1, cols);
+        let scale_row = 4 * format.row_scales(cols) as u64;
+        let (scales, scales_file) = match &stored.scales {
+            // Only whole tensors are FP8, where the scales are not those of rows.
+            Some(scales) => (scales.offset + first * scale_row, scales.file),
+            None => (0, stored.tensor.file),
+        };
+        Entry {
+            offset: stored.tensor.offset + first * row,
+            scales,
+            file: stored.tensor.file as u32,
+            scales_file: scales_file as u32,
+            format,
+        }
+    }
 }
 
 /// The experts of one layer.
@@ -112,9 +157,10 @@ impl Catalog {
             experts: config.n_routed_experts,
             layers: Vec::new(),
         };
+        let matrices = Matrices::new(shards)?;
         for layer in config.sparse_layers() {
             catalog.layers.resize_with(layer, || None);
-            let found = catalog.find_layer(shards, layer)?;
+            let found = catalog.find_layer(shards, &matrices, layer)?;
             catalog.layers.push(Some(found));
         }
         Ok(catalog)
@@ -146,6 +192,11 @@ impl Catalog {
                 file: entry.file as usize,
                 offset: entry.offset,
                 bytes: matrix_bytes(entry.format, rows, cols),
+                scales: Place {
+                    file: entry.scales_file as usize,
+                    offset: entry.scales,
+                    bytes: entry.format.scale_bytes(rows, cols).unwrap_or(usize::MAX) as u64,
+                },
                 format: entry.format,
                 rows,
                 cols,
@@ -162,6 +213,15 @@ impl Catalog {
         }
     }
 
+    /// The tensor that holds the scales of a matrix of an expert, for messages; the matrix itself where it has none.
+    pub fn scales_name(&self, layer: usize, expert: u32, projection: Projection) -> String {
+        let name = self.tensor_name(layer, expert, projection);
+        let matrices = self.expert(layer, expert);
+        matrices
+            .and_then(|m| scales_name(m[projection as usize].format, &name))
+            .unwrap_or(name)
+    }
+
     fn shape(&self, projection: Projection) -> (usize, usize) {
         match projection {
             Projection::Gate | Projection::Up => (self.intermediate, self.hidden),
@@ -169,11 +229,16 @@ impl Catalog {
         }
     }
 
-    fn find_layer(&self, shards: &Shards, layer: usize) -> Result<Layer, CatalogError> {
+    fn find_layer(
+        &self,
+        shards: &Shards,
+        matrices: &Matrices<'_>,
+        layer: usize,
+    ) -> Result<Layer, CatalogError> {
         // Any tensor of a layout tells that it is meant, so that a missing one is called by the right name.
         let names = [Projection::Gate, Projection::Down].map(|p| fused_name(layer, p));
         let Some(fused) = names.into_iter().find(|name| shards.find(name).is_some()) else {
-            return self.find_single(shards, layer);
+            return self.find_single(matrices, layer);
         };
         let single = single_name(layer, 0, Projection::Gate);
         if shards.find(&single).is_some() {
@@ -183,21 +248,17 @@ impl Catalog {
                 single,
             });
         }
-        self.find_fused(shards, layer)
+        self.find_fused(matrices, layer)
     }
 
-    fn find_single(&self, shards: &Shards, layer: usize) -> Result<Layer, CatalogError> {
+    fn find_single(&self, matrices: &Matrices<'_>, layer: usize) -> Result<Layer, CatalogError> {
         let mut entries = Vec::new();
         for expert in 0..self.experts {
             let find = |projection| {
                 let (rows, cols) = self.shape(projection);
                 let name = single_name(layer, expert, projection);
-                let (tensor, format) = weight::expect(shards, &name, &[rows, cols])?;
-                Ok::<_, CatalogError>(Entry {
-                    offset: tensor.offset,
-                    file: tensor.file as u32,
-                    format,
-                })
+                let stored = matrices.find(&name, &[rows, cols])?;
+                Ok::<_, CatalogError>(Entry::of(&stored, 0, cols))
             };
             let [gate, up, down] = Projection::ALL.map(find);
             entries.push([gate?, up?, down?]);
@@ -208,32 +269,19 @@ impl Catalog {
         })
     }
 
-    fn find_fused(&self, shards: &Shards, layer: usize) -> Result<Layer, CatalogError> {
+    fn find_fused(&self, matrices: &Matrices<'_>, layer: usize) -> Result<Layer, CatalogError> {
         let (experts, inter, hidden) = (self.experts, self.intermediate, self.hidden);
-        let gate_up_name = fused_name(layer, Projection::Gate);
-        let (gate_up, gate_up_format) =
-            weight::expect(shards, &gate_up_name, &[experts, 2 * inter, hidden])?;
-        let down_name = fused_name(layer, Projection::Down);
-        let (down, down_format) = weight::expect(shards, &down_name, &[experts, hidden, inter])?;
-        // Inside the tensors, whose sizes the index has checked against their files: no overflow.
-        let half = matrix_bytes(gate_up_format, inter, hidden);
-        let whole = matrix_bytes(down_format, hidden, inter);
+        let name = fused_name(layer, Projection::Gate);
+        let gate_up = matrices.find(&name, &[experts, 2 * inter, hidden])?;
+        let name = fused_name(layer, Projection::Down);
+        let down = matrices.find(&name, &[experts, hidden, inter])?;
         let locate = |expert: u64| {
-            let gate = Entry {
-                offset: gate_up.offset + expert * 2 * half,
-                file: gate_up.file as u32,
-                format: gate_up_format,
-            };
-            let up = Entry {
-                offset: gate.offset + half,
-                ..gate
-            };
-            let down = Entry {
-                offset: down.offset + expert * whole,
-                file: down.file as u32,
-                format: down_format,
-            };
-            [gate, up, down]
+            let gate = 2 * expert * inter as u64;
+            [
+                Entry::of(&gate_up, gate, hidden),
+                Entry::of(&gate_up, gate + inter as u64, hidden),
+                Entry::of(&down, expert * hidden as u64, inter),
+            ]
         };
         Ok(Layer {
             fused: true,

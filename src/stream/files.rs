@@ -8,7 +8,7 @@ use colibri_ring::replica::{DirectMode, Files, Replica, Replicas};
 
 use super::StreamError;
 use super::cache::Key;
-use super::catalog::{Catalog, Location, Projection};
+use super::catalog::{Catalog, Location, Place, Projection};
 use super::slots::{self, Footprint};
 use crate::shards::Shards;
 
@@ -115,49 +115,74 @@ impl ExpertFiles {
     }
 
     fn stored_bytes(&self, key: Key) -> u64 {
-        self.matrices(key).iter().map(|m| m.bytes).sum()
+        let matrices = self.matrices(key);
+        matrices.iter().map(|m| m.stored_bytes()).sum()
     }
 
-    /// Where the matrices of an expert go in its slab, in the order of [`Projection::ALL`].
+    /// Where the matrices of an expert go in its slab: ranges [`weights_range`] and [`scales_range`].
     pub(super) fn layout(&self, key: Key) -> Result<Layout, StreamError> {
         let matrices = self.matrices(key);
-        let ranges = Projection::ALL.map(|projection| {
-            let Location {
-                file,
-                offset,
-                bytes,
-                ..
-            } = matrices[projection as usize];
-            let part = if projection == Projection::Down {
-                DOWN
-            } else {
-                GATE_UP
+        let part = |projection| match projection {
+            Projection::Down => DOWN,
+            Projection::Gate | Projection::Up => GATE_UP,
+        };
+        let range = |place: Place, projection| Range {
+            file: place.file as u32,
+            offset: place.offset,
+            len: place.bytes,
+            part: part(projection),
+        };
+        let mut ranges = Vec::with_capacity(2 * Projection::ALL.len());
+        for projection in Projection::ALL {
+            let m = &matrices[projection as usize];
+            let weights = Place {
+                file: m.file,
+                offset: m.offset,
+                bytes: m.bytes,
             };
-            Range {
-                file: file as u32,
-                offset,
-                len: bytes,
-                part,
-            }
-        });
+            ranges.push(range(m.scales, projection));
+            ranges.push(range(weights, projection));
+        }
         Layout::new(&ranges, self.align()).map_err(|source| StreamError::Range {
-            tensor: self.tensor_at(key, ranges[0].file, source.offset, source.len),
+            tensor: self.tensor_at(key, None, source.offset, source.len),
             source,
         })
     }
 
-    /// The tensor of an expert that overlaps a byte range of a file, for messages.
-    pub(super) fn tensor_at(&self, key: Key, file: u32, offset: u64, len: u64) -> String {
+    /// The tensor of an expert that overlaps a byte range of a file (or of any), for messages.
+    pub(super) fn tensor_at(&self, key: Key, file: Option<u32>, offset: u64, len: u64) -> String {
         let matrices = self.matrices(key);
-        let overlaps = |projection: &Projection| {
-            let m = &matrices[*projection as usize];
-            let end = offset.saturating_add(len);
-            m.file == file as usize && m.offset < end && offset < m.offset + m.bytes
+        let end = offset.saturating_add(len);
+        let overlaps = |in_file: usize, start: u64, bytes: u64| {
+            file.is_none_or(|file| in_file == file as usize)
+                && start < end
+                && offset < start.saturating_add(bytes)
         };
-        let projection = Projection::ALL
-            .into_iter()
-            .find(overlaps)
-            .unwrap_or(Projection::Gate);
-        self.catalog.tensor_name(key.layer, key.expert, projection)
+        for projection in Projection::ALL {
+            let m = &matrices[projection as usize];
+            if overlaps(m.file, m.offset, m.bytes) {
+                return self.catalog.tensor_name(key.layer, key.expert, projection);
+            }
+            let Place {
+                file,
+                offset,
+                bytes,
+            } = m.scales;
+            if overlaps(file, offset, bytes) {
+                return self.catalog.scales_name(key.layer, key.expert, projection);
+            }
+        }
+        self.catalog
+            .tensor_name(key.layer, key.expert, Projection::Gate)
     }
+}
+
+/// The range of [`ExpertFiles::layout`] with the weights of a matrix.
+pub(super) fn weights_range(projection: Projection) -> usize {
+    2 * projection as usize + 1
+}
+
+/// The range of [`ExpertFiles::layout`] with the scales of a matrix; empty for floats.
+pub(super) fn scales_range(projection: Projection) -> usize {
+    2 * projection as usize
 }

@@ -10,7 +10,7 @@ use colibri_ring::schedule::{Event, Priority, ReadError};
 
 use super::cache::{Cache, Key};
 use super::catalog::{Location, Projection};
-use super::files::{DOWN, ExpertFiles, GATE_UP};
+use super::files::{DOWN, ExpertFiles, GATE_UP, scales_range, weights_range};
 use super::slots::Slots;
 use super::{Lookahead, Ready, Want};
 use crate::quant::Matrix;
@@ -50,6 +50,12 @@ pub enum StreamError {
         tensor: String,
         /// File, offset, and the operating system's answer.
         source: ReadError,
+    },
+    /// The scales of an expert are no numbers.
+    #[error("tensor {tensor} has a scale that is infinite or NaN")]
+    Scale {
+        /// The tensor with the scales.
+        tensor: String,
     },
 }
 
@@ -337,12 +343,15 @@ impl ExpertStore {
             let Location {
                 format, rows, cols, ..
             } = locations[projection as usize];
-            let bytes = self.engine.payload(slab, projection as usize);
+            let bytes = self.engine.payload(slab, weights_range(projection));
+            let scales = self.engine.payload(slab, scales_range(projection));
             Matrix {
                 format,
                 rows,
                 cols,
                 bytes,
+                scales,
+                skip: 0,
             }
         };
         Ok(Some(match stage {
@@ -417,9 +426,9 @@ impl ExpertStore {
                 self.forget(slab);
                 if let Some(at) = demand {
                     self.demands[at].stage = Stage::Done;
-                    let tensor = self
-                        .files
-                        .tensor_at(key, source.file, source.offset, source.len);
+                    let tensor =
+                        self.files
+                            .tensor_at(key, Some(source.file), source.offset, source.len);
                     return Err(StreamError::Read { tensor, source });
                 }
                 // If it is demanded later, it is read again, and that failure counts.
@@ -439,6 +448,13 @@ impl ExpertStore {
     fn forget(&mut self, slab: SlabId) {
         self.cache.remove(slab);
         self.guessed.retain(|s| *s != slab);
+    }
+
+    /// The error for a matrix whose scales turned out to be infinite or NaN.
+    pub fn scale_error(&self, layer: usize, expert: u32, projection: Projection) -> StreamError {
+        StreamError::Scale {
+            tensor: self.files.catalog.scales_name(layer, expert, projection),
+        }
     }
 
     /// What the store did so far.

@@ -31,7 +31,7 @@ pub fn fixtures() -> Vec<Fixture> {
 }
 
 impl Fixture {
-    fn open(saved: Saved) -> Fixture {
+    pub fn open(saved: Saved) -> Fixture {
         let name = saved.name.clone();
         Fixture {
             expected: saved.expected.clone(),

@@ -5,6 +5,7 @@
 mod common;
 mod fixture;
 mod load;
+mod packed;
 mod reference;
 mod stream;
 mod truncated;

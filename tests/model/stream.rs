@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use colibri_ring::engine::{EngineKind, Options};
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
+use colibri_uring::quant::Matrix;
 use colibri_uring::shards::{Cache, Shards};
 use colibri_uring::stream::catalog::Projection;
 use colibri_uring::stream::slots::{Budget, slots};
@@ -43,8 +44,10 @@ fn model(fixture: &str) -> (Vec<PathBuf>, Config) {
     (dirs, config)
 }
 
-/// The bytes that the store should hand out, read by pread.
-fn on_disk(shards: &Shards, catalog: &Catalog, layer: usize, expert: u32) -> [Vec<u8>; 3] {
+/// The bytes that the store should hand out, read by pread: weights, and scales if there are any.
+type Bytes = (Vec<u8>, Vec<u8>);
+
+fn on_disk(shards: &Shards, catalog: &Catalog, layer: usize, expert: u32) -> [Bytes; 3] {
     let locations = catalog.expert(layer, expert).unwrap();
     Projection::ALL.map(|projection| {
         let at = locations[projection as usize];
@@ -52,8 +55,19 @@ fn on_disk(shards: &Shards, catalog: &Catalog, layer: usize, expert: u32) -> [Ve
         let tensor = shards.get(&name).unwrap();
         let raw = shards.read_raw(&name, Cache::Drop).unwrap();
         let start = (at.offset - tensor.offset) as usize;
-        raw[start..start + at.bytes as usize].to_vec()
+        let scales = match at.scales.bytes {
+            0 => Vec::new(),
+            _ => {
+                let name = catalog.scales_name(layer, expert, projection);
+                shards.read_raw(&name, Cache::Drop).unwrap()
+            }
+        };
+        (raw[start..start + at.bytes as usize].to_vec(), scales)
     })
+}
+
+fn same(matrix: Matrix<'_>, (weights, scales): &Bytes) -> bool {
+    matrix.bytes == weights && matrix.scales == scales
 }
 
 fn run(
@@ -68,7 +82,7 @@ fn run(
     let catalog = Catalog::new(&shards, &config).unwrap();
     let layers: Vec<usize> = catalog.layers().collect();
     let experts = catalog.experts();
-    let truth: Vec<Vec<[Vec<u8>; 3]>> = layers
+    let truth: Vec<Vec<[Bytes; 3]>> = layers
         .iter()
         .map(|&l| {
             (0..experts as u32)
@@ -107,11 +121,11 @@ fn run(
                 match ready {
                     Ready::GateUp { expert, gate, up } => {
                         let [gate_, up_, _] = &truth[l][expert as usize];
-                        assert!(gate.bytes == gate_ && up.bytes == up_);
+                        assert!(same(gate, gate_) && same(up, up_));
                         assert_eq!(seen.insert(expert, false), None, "handed out twice");
                     }
                     Ready::Down { expert, down } => {
-                        assert!(down.bytes == truth[l][expert as usize][2]);
+                        assert!(same(down, &truth[l][expert as usize][2]));
                         assert_eq!(
                             seen.insert(expert, true),
                             Some(false),
@@ -148,6 +162,8 @@ fn every_expert_is_handed_out_once_with_the_files_bytes() {
         "f16-crossing",
         "bf16-fused-bias",
         "tiny-text",
+        "container-mixed",
+        "fp8-block",
     ] {
         for kind in [EngineKind::Auto, EngineKind::Pread] {
             for budget in [

@@ -2,6 +2,8 @@
 
 from spec import Spec, config
 
+# Everything but the norms, the router and what is no matrix.
+EVERY_MATRIX = r"^(?!.*(norm|mlp\.gate\.)).*weight$"
 TEXT_PROMPT = "The hummingbird drinks while it hovers, and"
 
 FIXTURES = [
@@ -108,5 +110,52 @@ FIXTURES = [
                kv_lora_rank=1, qk_nope_head_dim=1, qk_rope_head_dim=2, v_head_dim=1, index_head_dim=2, index_topk=1,
                intermediate_size=1),
         dtype="f32", layout="fused", prompt=1, new=8, score=12,
+    ),
+    # The packed formats. Rows end in a short group, and mid-byte; a dense model's worth of each.
+    Spec(
+        "int8-row",
+        config(index_topk=12, indexer_types=["full", "shared", "full"]),
+        packed=[(EVERY_MATRIX, "int8")], shards=2, scatter=True, prompt=18,
+    ),
+    Spec(
+        "int4-row",
+        config(index_topk=11, hidden_size=71, q_lora_rank=37, n_shared_experts=2),
+        packed=[(EVERY_MATRIX, "int4")], stamp=True, prompt=16,
+    ),
+    # 75 columns are groups of 64 and 11; 27 and 33 of 16, the last one short.
+    Spec(
+        "int4-grouped",
+        config(index_topk=12, hidden_size=75, kv_lora_rank=33, moe_intermediate_size=90, q_lora_rank=70, n_routed_experts=7),
+        packed=[(r"kv_b_proj|layers\.1\.mlp\.experts\.[135]\.", "int4-g16"), (EVERY_MATRIX, "int4-g64")], prompt=16,
+    ),
+    # Groups that are no power of two: 45 columns in 5 groups of 9, 27 in 3.
+    Spec(
+        "int4-odd-groups",
+        config(index_topk=2048),
+        packed=[(r"experts.*(gate|up|down)_proj", "int4-g9"), (EVERY_MATRIX, "int8")],
+    ),
+    Spec(
+        "int2-row",
+        config(index_topk=10, hidden_size=83, indexer_types=["full", "full", "shared"]),
+        packed=[(EVERY_MATRIX, "int2")], prompt=16,
+    ),
+    # Like the public container: int8 embeddings and head, F32 norms, router and bias, the rest int4 with groups of 64; the
+    # experts of one layer are int8, and one expert mixes formats.
+    Spec(
+        "container-mixed",
+        config(index_topk=12, hidden_size=70, moe_intermediate_size=74, kv_lora_rank=36, q_lora_rank=66, num_hidden_layers=4,
+               n_routed_experts=5, indexer_types=["full", "shared", "shared", "full"], vocab_size=97),
+        dtype="f32",
+        packed=[(r"mlp\.gate\.|norm", None), (r"embed_tokens|lm_head", "int8"), (r"layers\.3\.mlp\.experts", "int8"),
+                (r"layers\.2\.mlp\.experts\.4\.down_proj", "int2"), (r"proj|wq_b|wk", "int4-g64")],
+        shards=3, scatter=True, prompt=20,
+    ),
+    # Like the official FP8 checkpoint: more than one block each way, and blocks that heads and bands of rows cut.
+    Spec(
+        "fp8-block",
+        config(index_topk=12, hidden_size=133, intermediate_size=140, moe_intermediate_size=27, num_hidden_layers=2,
+               num_attention_heads=6, num_key_value_heads=6, n_routed_experts=6, indexer_types=["full", "full"], vocab_size=97),
+        packed=[(r"embed_tokens|lm_head|norm|mlp\.gate\.|eh_proj|weights_proj", None), (r"proj|wq_b|wk", "fp8")],
+        prompt=18,
     ),
 ]

@@ -12,6 +12,7 @@ import torch
 from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 from transformers.utils import logging
 
+import quantise
 import store
 import text
 import weights
@@ -49,8 +50,20 @@ def attempt(spec, out: Path, seed: int) -> dict:
     """Writes the model drawn from `seed` and returns expected.json."""
     torch.manual_seed(seed)
     blank = GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**spec.config))
-    store.write_weights(out, weights.make(blank, spec, seed), spec)
-    model = load(out, spec, dense=not spec.indexer)
+    made = weights.make(blank, spec, seed)
+    formats = weights.formats(made, spec)
+    stored, values = quantise.expand(made, formats)
+    store.write_weights(out, stored, spec, quantise.stamps(formats) if spec.stamp else None)
+    with tempfile.TemporaryDirectory() as temp:
+        source = Path(temp) if formats else out
+        if formats:  # the library reads the values that the codes stand for
+            store.write_weights(source, values, spec)
+        return record(spec, out, source, seed)
+
+
+def record(spec, out: Path, source: Path, seed: int) -> dict:
+    """What the library says about the weights in `source`: the contents of expected.json. A tokenizer goes to `out`."""
+    model = load(source, spec, dense=not spec.indexer)
 
     expected = {}
     vocab = spec.config["vocab_size"]
@@ -88,7 +101,7 @@ def attempt(spec, out: Path, seed: int) -> dict:
         expected["text"] = tokenizer.decode(tokens)
     expected["score"] = score(logits, scored)
     if spec.indexer and spec.config["index_topk"] < len(scored):
-        expected["dense_score"] = dense_score(spec, out, logits, scored)
+        expected["dense_score"] = dense_score(spec, source, logits, scored)
     expected["about"] = {
         "seed": seed,
         "margins": {k: v for k in ("indexer", "router", "argmax") if (v := getattr(margins, k)) != float("inf")},
@@ -112,9 +125,9 @@ def check(spec, model, margins: Margins, decoded: list[int], scored: list[int], 
         raise Rejected(f"logits move by {worst:.1e} in f64")
 
 
-def dense_score(spec, out: Path, sparse: torch.Tensor, ids: list[int]) -> dict:
+def dense_score(spec, source: Path, sparse: torch.Tensor, ids: list[int]) -> dict:
     """What the same model says with DSA switched off; it must differ, or the fixture would not notice a missing DSA."""
-    margins, model = Margins(), load(out, spec, dense=True)
+    margins, model = Margins(), load(source, spec, dense=True)
     with watch(model, margins):
         logits = forward(model, ids)
     margins.on_logits(logits)

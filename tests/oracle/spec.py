@@ -10,6 +10,8 @@ class Spec:
     config: config.json, exactly as written (keys may be missing on purpose).
     dtype: stored dtype of the weights ("bf16", "f16", "f32"); the router's correction bias is always F32.
     dtype_of: (regular expression, dtype) pairs that override `dtype`; the first that matches a tensor name wins.
+    packed: (regular expression, format) pairs: matrices whose name the first matching one finds are stored in that format of
+        quantise.py (None: as floats). stamp: whether the shards name the formats in their metadata.
     layout: "per-expert" (what published checkpoints hold) or "fused" (what a state_dict holds).
     dirs: sub-directories that the shards are dealt out to; [""] is the fixture's own directory.
     shards: number of files. scatter: deal tensors out round-robin (an expert straddles files), else in order.
@@ -25,6 +27,8 @@ class Spec:
     config: dict
     dtype: str = "bf16"
     dtype_of: list = field(default_factory=list)
+    packed: list = field(default_factory=list)
+    stamp: bool = False
     layout: str = "per-expert"
     dirs: list = field(default_factory=lambda: [""])
     shards: int = 1

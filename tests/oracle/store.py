@@ -13,9 +13,11 @@ def write_json(path: Path, value) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n")
 
 
-def write_shard(path: Path, tensors: dict) -> None:
-    """Writes one file. The library leaves it readable to its owner alone."""
-    save_file(tensors, path, metadata={"format": "pt"})
+def write_shard(path: Path, tensors: dict, stamps: dict | None = None) -> None:
+    """Writes one file, with its tensors' format names if given. The library leaves it readable to its owner alone."""
+    own = {name: format for name, format in (stamps or {}).items() if name in tensors}
+    metadata = {"format": "pt"} | ({"colibri.fmt": json.dumps(own)} if own else {})
+    save_file(tensors, path, metadata=metadata)
     path.chmod(0o644)
 
 
@@ -30,7 +32,7 @@ def deal(tensors: dict, count: int, scatter: bool) -> list[dict]:
     return shards
 
 
-def write_weights(out: Path, tensors: dict, spec) -> None:
+def write_weights(out: Path, tensors: dict, spec, stamps: dict | None = None) -> None:
     """Writes the shards. As on a hub, several shards in one directory come with an index file."""
     shards = deal(tensors, spec.shards, spec.scatter)
     weight_map = {}
@@ -38,7 +40,7 @@ def write_weights(out: Path, tensors: dict, spec) -> None:
         name = "model.safetensors" if spec.shards == 1 else f"model-{i + 1:05}-of-{spec.shards:05}.safetensors"
         folder = out / spec.dirs[i % len(spec.dirs)]
         folder.mkdir(parents=True, exist_ok=True)
-        write_shard(folder / name, shard)
+        write_shard(folder / name, shard, stamps)
         weight_map.update(dict.fromkeys(shard, name))
     if spec.shards > 1 and len(spec.dirs) == 1:
         size = sum(t.nbytes for t in tensors.values())

@@ -48,6 +48,16 @@ def stored_dtype(name: str, spec) -> torch.dtype:
     return DTYPES[spec.dtype]
 
 
+def formats(tensors: dict[str, torch.Tensor], spec) -> dict[str, str]:
+    """The packed formats of a checkpoint's matrices, by name."""
+    out = {}
+    for name, tensor in tensors.items():
+        found = next((format for pattern, format in spec.packed if re.search(pattern, name)), None)
+        if found and tensor.dim() == 2:
+            out[name] = found
+    return out
+
+
 def shapes(model: torch.nn.Module, spec) -> dict[str, torch.Size]:
     """Names and shapes as stored, from the library's own state_dict (so experts are fused there)."""
     out = {}

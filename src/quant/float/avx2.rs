@@ -83,11 +83,11 @@ impl<E: Load8> Blocks<E> for Path {
 
 /// How far ahead of the loads weights are asked for, in bytes. The hardware's own prefetch stops at page ends and
 /// leaves about 8% of the memory bandwidth unused with 2-byte weights.
-const AHEAD: usize = 2048;
+pub(in crate::quant) const AHEAD: usize = 2048;
 
 /// Asks for the `size` bytes that are [`AHEAD`] of `p`, which may be outside the matrix.
 #[inline(always)]
-pub(super) fn prefetch(p: *const u8, size: usize) {
+pub(in crate::quant) fn prefetch(p: *const u8, size: usize) {
     for line in (0..size).step_by(64) {
         let at = p.wrapping_add(AHEAD + line);
         // The intrinsic is safe from some version of Rust on.
@@ -193,7 +193,7 @@ fn sum(lanes: &[__m256; REGISTERS]) -> f32 {
 /// The pairwise sum of eight lanes: 4 apart, then 2, 1.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn sum8(lanes: __m256) -> f32 {
+pub(in crate::quant) fn sum8(lanes: __m256) -> f32 {
     let four = _mm_add_ps(
         _mm256_castps256_ps128(lanes),
         _mm256_extractf128_ps::<1>(lanes),

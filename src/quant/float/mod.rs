@@ -1,7 +1,7 @@
 //! F32, F16 and BF16: an element is converted to f32 exactly, and multiplied there.
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;

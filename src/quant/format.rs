@@ -1,0 +1,85 @@
+//! The formats: names and sizes.
+
+use std::fmt;
+
+/// Columns and rows of a block that one FP8 scale covers.
+pub const FP8_BLOCK: usize = 128;
+
+/// How a weight matrix is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// 32-bit float.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Signed bytes, one scale a row.
+    Int8Row,
+    /// Nibbles less 8, the low one first; one scale a row.
+    Int4Row,
+    /// Nibbles less 8, the low one first; one scale for this many neighbours of a row (the last group may be short).
+    Int4Group(u32),
+    /// Two-bit fields less 2, the lowest first; one scale a row.
+    Int2Row,
+    /// F8_E4M3, one scale for a block of 128 by 128.
+    Fp8Block,
+}
+
+impl Format {
+    /// Bytes of the weights of a row of `cols`; `None` when that overflows.
+    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+        match self {
+            Format::F32 => cols.checked_mul(4),
+            Format::F16 | Format::Bf16 => cols.checked_mul(2),
+            Format::Int8Row | Format::Fp8Block => Some(cols),
+            Format::Int4Row | Format::Int4Group(_) => Some(cols.div_ceil(2)),
+            Format::Int2Row => Some(cols.div_ceil(4)),
+        }
+    }
+
+    /// Number of scales along a row of `cols`; 0 for floats.
+    pub fn row_scales(self, cols: usize) -> usize {
+        match self {
+            Format::F32 | Format::F16 | Format::Bf16 => 0,
+            Format::Int8Row | Format::Int4Row | Format::Int2Row => 1,
+            Format::Int4Group(size) => cols.div_ceil(size.max(1) as usize),
+            Format::Fp8Block => cols.div_ceil(FP8_BLOCK),
+        }
+    }
+
+    /// Bytes of the scales of a matrix [rows, cols]; `None` when that overflows.
+    pub fn scale_bytes(self, rows: usize, cols: usize) -> Option<usize> {
+        let rows = match self {
+            Format::Fp8Block => rows.div_ceil(FP8_BLOCK),
+            _ => rows,
+        };
+        self.row_scales(cols).checked_mul(4)?.checked_mul(rows)
+    }
+
+    /// The name that a container's `colibri.fmt` stamp uses.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::F32 => "f32",
+            Format::F16 => "f16",
+            Format::Bf16 => "bf16",
+            Format::Int8Row => "int8-row",
+            Format::Int4Row => "int4-row",
+            Format::Int4Group(_) => "int4-grouped",
+            Format::Int2Row => "int2-row",
+            Format::Fp8Block => "fp8-e4m3-b128",
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Format::F32 => f.write_str("F32"),
+            Format::F16 => f.write_str("F16"),
+            Format::Bf16 => f.write_str("BF16"),
+            Format::Int4Group(size) => write!(f, "int4-g{size}"),
+            packed => f.write_str(packed.name()),
+        }
+    }
+}

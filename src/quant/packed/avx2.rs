@@ -1,0 +1,223 @@
+//! The inner loops on AVX2, FMA and F16C: the 32 lanes are four registers, a block is two halves of four.
+
+use std::arch::x86_64::*;
+
+use super::{AXPY_ROWS, BLOCK, Blocks, Code, FINE, GROUP, Groups, QUARTER, Row};
+pub(super) use crate::quant::float::avx2::sum8;
+use crate::quant::float::avx2::{AHEAD, prefetch};
+
+/// AVX2, FMA and F16C.
+pub struct Path;
+
+const REGISTER: usize = 8;
+
+/// Codes that AVX2 unpacks half a block at a time.
+pub trait Unpack8: Code {
+    /// Register k holds positions 16 k + 8 `half` to 16 k + 8 `half` + 7 of the block at `p`.
+    ///
+    /// # Safety
+    /// `BYTES` bytes at `p` are readable.
+    unsafe fn codes8(p: *const u8, half: usize) -> [__m256; 4];
+}
+
+/// Fields of `BITS` bits, k-th of each word, less `OFFSET`. The field is put into the mantissa of a power of two whose
+/// last place is the field's, which is then subtracted together with the offset: exact, and no shift is needed.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn fields<const BITS: i32, const OFFSET: i32>(words: __m256i) -> [__m256; 4] {
+    std::array::from_fn(|k| {
+        let shift = BITS * k as i32;
+        let power = (127 + 23 - shift) << 23;
+        let mask = _mm256_set1_epi32(((1 << BITS) - 1) << shift);
+        let biased = _mm256_or_si256(_mm256_and_si256(words, mask), _mm256_set1_epi32(power));
+        let bias = f32::from_bits(power as u32) + OFFSET as f32;
+        _mm256_sub_ps(_mm256_castsi256_ps(biased), _mm256_set1_ps(bias))
+    })
+}
+
+impl<C: Unpack8, const S: u8> Blocks<C, S> for Path {
+    const COLS: usize = 2;
+
+    // Four accumulators a row and column, and the codes of half a block beside them.
+    fn rows(cols: usize) -> usize {
+        if cols == 1 { 2 } else { 1 }
+    }
+
+    fn dot(rows: &[Row<'_>], x: &[f32], y: &mut [&mut [f32]], at: usize) {
+        // SAFETY: this path is chosen only on a CPU with these features (`Isa::available`).
+        unsafe {
+            match (rows, y.len()) {
+                (&[a, b], _) => dot::<C, S, 2, 1>([a, b], x, y, at),
+                (_, 1) => dot::<C, S, 1, 1>([rows[0]], x, y, at),
+                _ => dot::<C, S, 1, 2>([rows[0]], x, y, at),
+            }
+        }
+    }
+
+    fn axpy(rows: &[Row<'_>], a: &[f32], y: &mut [f32]) {
+        // SAFETY: this path is chosen only on a CPU with these features (`Isa::available`).
+        unsafe {
+            match *rows {
+                [p, q, r, s] => axpy::<C, S, AXPY_ROWS>([p, q, r, s], a, y),
+                _ => axpy::<C, S, 1>([rows[0]], a, y),
+            }
+        }
+    }
+}
+
+/// The lanes of R rows times N columns: register 2 (k % 2) + half.
+type Lanes<const R: usize, const N: usize> = [[[__m256; 4]; N]; R];
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot<C: Unpack8, const S: u8, const R: usize, const N: usize>(
+    rows: [Row<'_>; R],
+    x: &[f32],
+    y: &mut [&mut [f32]],
+    at: usize,
+) {
+    let cols = x.len() / N;
+    let x: [&[f32]; N] = std::array::from_fn(|c| &x[c * cols..(c + 1) * cols]);
+    let mut lanes: Lanes<R, N> = [[[_mm256_setzero_ps(); 4]; N]; R];
+    let mut groups = Groups::new(rows[0].group);
+    let whole = rows[0].codes.len() / C::BYTES;
+    for block in 0..whole {
+        prefetch_rows::<C, R>(&rows, block);
+        // SAFETY: the block is whole, and every x[c] has BLOCK values for each block.
+        unsafe {
+            step::<C, S, R, N>(
+                rows.map(|row| row.codes.as_ptr().add(block * C::BYTES)),
+                &rows,
+                block,
+                groups.next(),
+                x.map(|x| x.as_ptr().add(block * BLOCK)),
+                &mut lanes,
+            );
+        }
+    }
+    if whole * BLOCK < cols {
+        let padded = rows.map(|row| row.padded::<C>(whole));
+        // SAFETY: the padded arrays hold a block, and every x[c] has BLOCK values for it.
+        unsafe {
+            step::<C, S, R, N>(
+                std::array::from_fn(|r| padded[r].as_ptr()),
+                &rows,
+                whole,
+                groups.next(),
+                x.map(|x| x.as_ptr().add(whole * BLOCK)),
+                &mut lanes,
+            );
+        }
+    }
+    for (r, lanes) in lanes.iter().enumerate() {
+        for (y, lanes) in y.iter_mut().zip(lanes) {
+            let low = _mm256_add_ps(lanes[0], lanes[2]);
+            let high = _mm256_add_ps(lanes[1], lanes[3]);
+            y[at + r] = sum8(_mm256_add_ps(low, high));
+        }
+    }
+}
+
+/// Asks for what is ahead of a block of each row. Rows are short, so past the end of a row that is the row which takes
+/// its place next: R further on, not the neighbour that is being read already.
+#[inline(always)]
+pub(super) fn prefetch_rows<C: Code, const R: usize>(rows: &[Row<'_>; R], block: usize) {
+    for row in rows {
+        let (at, len) = (block * C::BYTES, row.codes.len());
+        let next = if at + AHEAD < len { 0 } else { (R - 1) * len };
+        prefetch(row.codes.as_ptr().wrapping_add(at + next), C::BYTES);
+    }
+}
+
+/// One block of every row and column.
+///
+/// # Safety
+/// Every `w` has a block of codes, and every `x` BLOCK values.
+#[inline]
+// Nested counts over several arrays read best as counts.
+#[allow(clippy::needless_range_loop)]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn step<C: Unpack8, const S: u8, const R: usize, const N: usize>(
+    w: [*const u8; R],
+    rows: &[Row<'_>; R],
+    block: usize,
+    group: usize,
+    x: [*const f32; N],
+    lanes: &mut Lanes<R, N>,
+) {
+    for r in 0..R {
+        let fine = match S {
+            FINE => Some(rows[r].fine_scales::<C>(block)),
+            _ => None,
+        };
+        for half in 0..2 {
+            // SAFETY: the caller's promise.
+            let mut weights = unsafe { C::codes8(w[r], half) };
+            for k in 0..4 {
+                let at = k * QUARTER + half * REGISTER;
+                match &fine {
+                    Some(scales) => {
+                        // SAFETY: `at` + REGISTER <= BLOCK scales.
+                        let scales = unsafe { _mm256_loadu_ps(scales[at..].as_ptr()) };
+                        weights[k] = _mm256_mul_ps(weights[k], scales);
+                    }
+                    None if S == GROUP => {
+                        let scale = _mm256_set1_ps(rows[r].scale(group));
+                        weights[k] = _mm256_mul_ps(weights[k], scale);
+                    }
+                    None => {}
+                }
+                for c in 0..N {
+                    // SAFETY: `at` + REGISTER <= BLOCK values.
+                    let x = unsafe { _mm256_loadu_ps(x[c].add(at)) };
+                    let lane = &mut lanes[r][c][2 * (k % 2) + half];
+                    *lane = _mm256_fmadd_ps(weights[k], x, *lane);
+                }
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+// Nested counts over several arrays read best as counts.
+#[allow(clippy::needless_range_loop)]
+fn axpy<C: Unpack8, const S: u8, const R: usize>(rows: [Row<'_>; R], a: &[f32], y: &mut [f32]) {
+    let mut groups = Groups::new(rows[0].group);
+    for (block, y) in y.chunks_exact_mut(BLOCK).enumerate() {
+        let group = if S == GROUP { groups.next() } else { 0 };
+        for half in 0..2 {
+            let place = |k: usize| k * QUARTER + half * REGISTER;
+            // SAFETY: y has BLOCK values.
+            let mut sums: [__m256; 4] =
+                std::array::from_fn(|k| unsafe { _mm256_loadu_ps(y[place(k)..].as_ptr()) });
+            for r in 0..R {
+                let padded;
+                let codes = match rows[r].codes.get(block * C::BYTES..(block + 1) * C::BYTES) {
+                    Some(whole) => whole,
+                    None => {
+                        padded = rows[r].padded::<C>(block);
+                        &padded[..]
+                    }
+                };
+                // SAFETY: there is a block of codes.
+                let codes = unsafe { C::codes8(codes.as_ptr(), half) };
+                let factors = if S == FINE {
+                    let scales = rows[r].fine_scales::<C>(block);
+                    // SAFETY: there are BLOCK scales.
+                    std::array::from_fn(|k| unsafe {
+                        let scales = _mm256_loadu_ps(scales[place(k)..].as_ptr());
+                        _mm256_mul_ps(_mm256_set1_ps(a[r]), scales)
+                    })
+                } else {
+                    [_mm256_set1_ps(a[r] * rows[r].scale(group)); 4]
+                };
+                for k in 0..4 {
+                    sums[k] = _mm256_fmadd_ps(factors[k], codes[k], sums[k]);
+                }
+            }
+            for k in 0..4 {
+                // SAFETY: y has BLOCK values.
+                unsafe { _mm256_storeu_ps(y[place(k)..].as_mut_ptr(), sums[k]) };
+            }
+        }
+    }
+}

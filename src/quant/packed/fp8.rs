@@ -1,0 +1,75 @@
+//! F8_E4M3: a sign, four exponent bits with a bias of 7, three mantissa bits, no infinities; 0x7f and 0xff are NaN.
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+use super::Code;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2::Unpack8, avx512::Unpack16};
+
+/// An F8_E4M3 value.
+pub struct Fp8;
+
+/// 2 to the difference of the exponent biases of F16 and F8_E4M3.
+const BIAS: f32 = 256.0;
+
+impl Code for Fp8 {
+    const PER_BYTE: usize = 1;
+    const INTERLEAVED: bool = false;
+
+    fn decode(byte: u8, _: usize) -> f32 {
+        if byte & 0x7f == 0x7f {
+            return f32::NAN;
+        }
+        // The same fields in an F16, which has room for them; subnormal there where it is subnormal here.
+        let bits = u16::from(byte & 0x7f) << 7 | u16::from(byte & 0x80) << 8;
+        half::f16::from_bits(bits).to_f32() * BIAS
+    }
+}
+
+/// Sixteen bytes at `p` as F16, 2^-8 times too small.
+///
+/// # Safety
+/// 16 bytes at `p` are readable.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn halves(p: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    let words = _mm256_cvtepu8_epi16(unsafe { _mm_loadu_si128(p.cast()) });
+    let magnitude = _mm256_and_si256(words, _mm256_set1_epi16(0x7f));
+    let sign = _mm256_slli_epi16::<8>(_mm256_xor_si256(words, magnitude));
+    let bits = _mm256_or_si256(_mm256_slli_epi16::<7>(magnitude), sign);
+    let nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+    _mm256_or_si256(bits, _mm256_and_si256(nan, _mm256_set1_epi16(0x7fff)))
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Unpack8 for Fp8 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn codes8(p: *const u8, half: usize) -> [__m256; 4] {
+        std::array::from_fn(|k| {
+            // SAFETY: 16 * 3 + 16 bytes at most, which the caller promises.
+            let halves = unsafe { halves(p.add(16 * k)) };
+            let halves = match half {
+                0 => _mm256_castsi256_si128(halves),
+                _ => _mm256_extracti128_si256::<1>(halves),
+            };
+            _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(BIAS))
+        })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Unpack16 for Fp8 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+    unsafe fn codes16(p: *const u8) -> [__m512; 4] {
+        std::array::from_fn(|k| {
+            // SAFETY: 16 * 3 + 16 bytes at most, which the caller promises.
+            let halves = unsafe { halves(p.add(16 * k)) };
+            _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(BIAS))
+        })
+    }
+}
