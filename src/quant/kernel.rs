@@ -1,11 +1,9 @@
-//! What a weight format provides, and the choice of instruction set at run time.
+//! What a weight format provides, and the instruction sets that it may be written for.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
-use super::float;
-use super::packed::{self, BLOCK, FINE, Fp8, GROUP, Int2, Int4, Int8, ROW};
-use super::{Format, Matrix};
+use super::Matrix;
 
 /// The products of one format on one instruction set, on one thread.
 pub trait Kernel: Sync {
@@ -54,30 +52,8 @@ impl Isa {
     }
 
     /// The best one, looked up once.
-    fn best() -> Isa {
+    pub(super) fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| Isa::available().last().copied().unwrap_or(Isa::Portable))
-    }
-}
-
-/// The kernels of `format` on this CPU.
-pub fn kernel(format: Format) -> &'static dyn Kernel {
-    kernel_for(format, Isa::best())
-}
-
-/// The kernels of `format` on `isa`, which the CPU must have: take it from [`Isa::available`].
-pub fn kernel_for(format: Format, isa: Isa) -> &'static dyn Kernel {
-    match format {
-        Format::F32 => float::kernel::<float::F32>(isa),
-        Format::F16 => float::kernel::<float::F16>(isa),
-        Format::Bf16 => float::kernel::<float::Bf16>(isa),
-        Format::Int8Row => packed::kernel::<Int8, ROW>(isa),
-        Format::Int4Row => packed::kernel::<Int4, ROW>(isa),
-        Format::Int2Row => packed::kernel::<Int2, ROW>(isa),
-        Format::Fp8Block => packed::kernel::<Fp8, GROUP>(isa),
-        Format::Int4Group(size) if size > 0 && (size as usize).is_multiple_of(BLOCK) => {
-            packed::kernel::<Int4, GROUP>(isa)
-        }
-        Format::Int4Group(_) => packed::kernel::<Int4, FINE>(isa),
     }
 }

@@ -21,8 +21,9 @@
 //! # Adding a format
 //!
 //! Write its kernels (trait [`kernel::Kernel`]) in a file of its own, then name it in [`Format`] and in
-//! [`kernel::kernel_for`].
+//! `dispatch::kernel_for`.
 
+mod dispatch;
 mod float;
 mod format;
 pub mod infer;
@@ -233,7 +234,7 @@ impl<'a> Matrix<'a> {
         if y.is_empty() {
             return;
         }
-        let kernel = kernel::kernel(self.format);
+        let kernel = dispatch::kernel(self.format);
         let x = &*kernel.arrange(x, self.cols);
         let band = self.band(pool, n);
         if n == 1 && band == self.rows {
@@ -263,7 +264,7 @@ impl<'a> Matrix<'a> {
     /// # Panics
     /// When `row` is not below `rows`, or `y` has another length.
     pub fn add_row(&self, row: usize, a: f32, y: &mut [f32]) {
-        kernel::kernel(self.format).add_rows(self.rows(row..row + 1), &[a], y);
+        dispatch::kernel(self.format).add_rows(self.rows(row..row + 1), &[a], y);
     }
 
     /// y += transpose(W) a, rows ascending, with `y` of `cols` values. W may be a block of a KV cache and `a` the
@@ -272,7 +273,7 @@ impl<'a> Matrix<'a> {
     /// # Panics
     /// When `a` or `y` has another length.
     pub fn add_rows(&self, a: &[f32], y: &mut [f32]) {
-        kernel::kernel(self.format).add_rows(*self, a, y);
+        dispatch::kernel(self.format).add_rows(*self, a, y);
     }
 
     /// y = transpose(W) x for `n` columns: `x` is [n, rows], `y` is [n, cols], both row-major. Rows are added in
@@ -288,7 +289,7 @@ impl<'a> Matrix<'a> {
         if y.is_empty() {
             return;
         }
-        let kernel = kernel::kernel(self.format);
+        let kernel = dispatch::kernel(self.format);
         let product = |c: usize, y: &mut [f32]| {
             y.fill(0.0);
             kernel.add_rows(*self, &x[c * self.rows..(c + 1) * self.rows], y);
@@ -320,7 +321,7 @@ fn bands(y: &mut [f32], len: usize, band: usize) -> Vec<&mut [f32]> {
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let mut y = [0.0];
-    kernel::kernel(Format::F32).matmul(row(a), b, &mut [&mut y]);
+    dispatch::kernel(Format::F32).matmul(row(a), b, &mut [&mut y]);
     y[0]
 }
 
@@ -330,7 +331,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// When the lengths differ.
 pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len());
-    kernel::kernel(Format::F32).add_rows(row(x), &[a], y);
+    dispatch::kernel(Format::F32).add_rows(row(x), &[a], y);
 }
 
 /// `values` as a matrix of one row.

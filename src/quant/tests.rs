@@ -1,6 +1,7 @@
 //! Every path on this CPU gives the bits of a scalar transcription of the reduction order.
 
-use super::kernel::{Isa, kernel_for};
+use super::dispatch::kernel_for;
+use super::kernel::Isa;
 use super::*;
 use half::{bf16, f16};
 use proptest::prelude::*;

@@ -1,0 +1,28 @@
+//! Which kernels a format has, chosen for the CPU at run time.
+
+use super::Format;
+use super::float;
+use super::kernel::{Isa, Kernel};
+use super::packed::{self, BLOCK, FINE, Fp8, GROUP, Int2, Int4, Int8, ROW};
+
+/// The kernels of `format` on this CPU.
+pub(super) fn kernel(format: Format) -> &'static dyn Kernel {
+    kernel_for(format, Isa::best())
+}
+
+/// The kernels of `format` on `isa`, which the CPU must have: take it from [`Isa::available`].
+pub(super) fn kernel_for(format: Format, isa: Isa) -> &'static dyn Kernel {
+    match format {
+        Format::F32 => float::kernel::<float::F32>(isa),
+        Format::F16 => float::kernel::<float::F16>(isa),
+        Format::Bf16 => float::kernel::<float::Bf16>(isa),
+        Format::Int8Row => packed::kernel::<Int8, ROW>(isa),
+        Format::Int4Row => packed::kernel::<Int4, ROW>(isa),
+        Format::Int2Row => packed::kernel::<Int2, ROW>(isa),
+        Format::Fp8Block => packed::kernel::<Fp8, GROUP>(isa),
+        Format::Int4Group(size) if size > 0 && (size as usize).is_multiple_of(BLOCK) => {
+            packed::kernel::<Int4, GROUP>(isa)
+        }
+        Format::Int4Group(_) => packed::kernel::<Int4, FINE>(isa),
+    }
+}
