@@ -275,3 +275,45 @@ impl File {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On the disk: a tmpfs has no O_DIRECT.
+    fn directory() -> tempfile::TempDir {
+        let test = std::env::current_exe().unwrap();
+        tempfile::tempdir_in(test.parent().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_is_still_the_one_that_was_opened() {
+        let dir = directory();
+        let (path, other) = (dir.path().join("a"), dir.path().join("b"));
+        std::fs::write(&path, [1; 4096]).unwrap();
+        std::fs::write(&other, [2; 4096]).unwrap();
+        let file = File::open(&path).unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        let reason = file.direct().unwrap_err();
+        assert!(
+            reason.contains("replaced") || reason.contains("O_DIRECT"),
+            "{reason}"
+        );
+        let mut byte = [0];
+        file.read_at(&mut byte, 0).unwrap();
+        assert_eq!(byte, [1]);
+    }
+
+    #[test]
+    fn what_was_dropped_is_not_cached() {
+        let dir = directory();
+        let path = dir.path().join("a");
+        std::fs::write(&path, [1; 8192]).unwrap();
+        std::fs::File::open(&path).unwrap().sync_all().unwrap();
+        let file = File::open(&path).unwrap();
+        if file.is_cached(5000) == Some(true) {
+            file.advise(0, 8192, Advice::DontNeed);
+            assert_eq!(file.is_cached(5000), Some(false));
+        }
+    }
+}
