@@ -8,10 +8,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use colibri_ring::drive::Window;
 use colibri_ring::engine::{EngineError, EngineKind, Options};
 use colibri_ring::extent::{Layout, Range};
 use colibri_ring::file::{Advice, File};
-use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica, Window};
+use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica};
 use colibri_ring::tokio_read;
 use hdrhistogram::Histogram;
 
@@ -31,8 +32,8 @@ pub enum ProfileError {
     Tokio(io::Error),
     /// The files cannot be got out of the page cache.
     #[error(
-        "{} stays in the page cache (of {checked} sampled pages, {cached} are there after it was told to drop them), whose speed is not \
-         the drive's: use a file on a drive, and --direct on where it can be", path.display()
+        "{} stays in the page cache (of {checked} sampled pages, {cached} are, or may be, there after it was told to drop \
+         them), whose speed is not the drive's: take a file that --direct on can read", path.display()
     )]
     Cached {
         /// A file.
@@ -167,7 +168,8 @@ impl Target {
             let mut cached = 0;
             for _ in 0..SAMPLE {
                 let offset = dice.below(file.size());
-                cached += usize::from(file.is_cached(offset) == Some(true));
+                // A file system that cannot tell, like a tmpfs, may well have it in memory.
+                cached += usize::from(file.is_cached(offset) != Some(false));
                 // Asking may have started a read.
                 file.advise(offset - offset % GRID, GRID, Advice::DontNeed);
             }

@@ -44,10 +44,8 @@ impl<D: Device> Driver<D> {
     /// When the device's kernel interface fails.
     pub fn step(&mut self, wait: bool, events: &mut Vec<Event>) -> io::Result<()> {
         let now = self.device.now();
-        for drive in 0..self.scheduler.drives() {
-            while let Some(op) = self.scheduler.next(drive, now) {
-                self.device.submit(op);
-            }
+        while let Some(op) = self.scheduler.next(now) {
+            self.device.submit(op);
         }
         if wait && self.scheduler.in_flight() == 0 {
             return Ok(());

@@ -7,6 +7,7 @@
 pub mod arena;
 mod command;
 pub mod device;
+pub mod drive;
 pub mod driver;
 pub mod engine;
 mod error;

@@ -1,7 +1,7 @@
 //! How an engine reads.
 
 use crate::device::EngineKind;
-use crate::replica::Window;
+use crate::drive::Window;
 
 /// How an engine reads.
 #[derive(Clone, Copy, Debug)]

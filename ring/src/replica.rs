@@ -175,43 +175,6 @@ impl Stats {
     }
 }
 
-/// How much a drive may have at once. The smallest window that keeps it busy is the best: what is at the drive cannot be
-/// overtaken by a more urgent read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Bytes, unless a single read is larger.
-    pub bytes: u64,
-    /// Reads; fewer than the drive has tags, beyond which submission blocks.
-    pub reads: usize,
-}
-
-impl Default for Window {
-    fn default() -> Window {
-        Window {
-            bytes: 8 << 20,
-            reads: 64,
-        }
-    }
-}
-
-/// A drive: everything with the same [`Replica::drive`].
-#[derive(Debug)]
-pub(crate) struct Drive {
-    pub(crate) id: u64,
-    pub(crate) window: Window,
-    pub(crate) reads_in_flight: usize,
-    pub(crate) bytes_in_flight: u64,
-}
-
-impl Drive {
-    /// Whether it can take a read that may use a `1 / share` of the window.
-    pub(crate) fn has_room(&self, share: u64) -> bool {
-        let bytes = (self.window.bytes / share).max(1);
-        let reads = (self.window.reads / share as usize).max(1);
-        self.reads_in_flight < reads && self.bytes_in_flight < bytes
-    }
-}
-
 /// How a copy is read, decided once.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use crate::arena::SlabId;
 use crate::device::{Completion, Op};
+use crate::drive::{Drive, Window};
 use crate::extent::{Chunk, PARTS};
-use crate::replica::{Drive, Files, Replica, Route, Stats, Window};
+use crate::replica::{Files, Replica, Route, Stats};
 
 /// Why a read is wanted. Every waiting demand read goes before every speculative one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,6 +77,14 @@ struct Job {
     error: Option<ReadError>,
 }
 
+impl Job {
+    /// A chunk, or its rest, has to be read once more.
+    fn wait_again(&mut self, waiting: Waiting, waiting_bytes: &mut u64) {
+        *waiting_bytes += waiting.len();
+        self.waiting.push_front(waiting);
+    }
+}
+
 /// A chunk that is not at a device, or its unread rest.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
@@ -86,6 +95,13 @@ struct Waiting {
     failed: u32,
     /// How often it was interrupted without progress.
     interrupted: u16,
+}
+
+impl Waiting {
+    /// Bytes that are not in.
+    fn len(&self) -> u64 {
+        self.chunk.len - self.done
+    }
 }
 
 /// A read that a device has.
@@ -111,6 +127,8 @@ pub struct Scheduler {
     jobs: Vec<Option<Job>>,
     /// Slabs with waiting chunks, first come first served, by [`Priority`].
     queues: [VecDeque<SlabId>; 2],
+    /// Bytes of everything that is not at a device.
+    waiting_bytes: u64,
     flights: Vec<Option<InFlight>>,
     free_ids: Vec<u32>,
     align: u64,
@@ -126,12 +144,7 @@ impl Scheduler {
         let mut drives: Vec<Drive> = Vec::new();
         let mut drive_of = |id: u64| {
             drives.iter().position(|d| d.id == id).unwrap_or_else(|| {
-                drives.push(Drive {
-                    id,
-                    window,
-                    reads_in_flight: 0,
-                    bytes_in_flight: 0,
-                });
+                drives.push(Drive::new(id, window));
                 drives.len() - 1
             })
         };
@@ -159,6 +172,7 @@ impl Scheduler {
             drives,
             jobs: (0..slabs).map(|_| None).collect(),
             queues: Default::default(),
+            waiting_bytes: 0,
             flights: Vec::new(),
             free_ids: Vec::new(),
             align: files.align(),
@@ -229,6 +243,7 @@ impl Scheduler {
                 interrupted: 0,
             })
             .collect();
+        self.waiting_bytes += chunks.iter().map(|chunk| chunk.len).sum::<u64>();
         self.jobs[slab.index()] = Some(Job {
             priority,
             waiting,
@@ -264,33 +279,40 @@ impl Scheduler {
         }
     }
 
-    /// The next read for a drive, if it has room and there is one that it has a copy for.
-    pub fn next(&mut self, drive: usize, now: Duration) -> Option<Op> {
+    /// The next read, if a drive has room for one that it has a copy for. Of the drives that could do it, it goes to the one
+    /// that will have finished it first.
+    pub fn next(&mut self, now: Duration) -> Option<Op> {
         for priority in [Priority::Demand, Priority::Speculative] {
-            if !self.drives[drive].has_room(priority.share()) {
+            if !self
+                .drives
+                .iter()
+                .any(|drive| drive.has_room(priority.share()))
+            {
                 return None;
             }
             for q in 0..self.queues[priority as usize].len() {
                 let slab = self.queues[priority as usize][q];
                 let job = self.jobs[slab.index()]
-                    .as_mut()
+                    .as_ref()
                     .expect("queued slabs are being filled");
                 if job.dropped || job.error.is_some() {
                     continue;
                 }
-                let files = &self.files;
-                let found = job.waiting.iter().enumerate().find_map(|(w, waiting)| {
-                    let copy = copy_on(&files[waiting.chunk.file as usize], waiting.failed, drive)?;
-                    Some((w, copy))
-                });
+                let found = job
+                    .waiting
+                    .iter()
+                    .enumerate()
+                    .find_map(|(w, waiting)| Some((w, self.choose(waiting, priority, now)?)));
                 let Some((w, copy)) = found else { continue };
+                let job = self.jobs[slab.index()].as_mut().expect("just found");
                 let waiting = job.waiting.remove(w).expect("just found");
+                self.waiting_bytes -= waiting.len();
                 job.in_flight += 1;
                 if job.waiting.is_empty() {
                     self.queues[priority as usize].remove(q);
                 }
                 let route = &self.files[waiting.chunk.file as usize][copy as usize];
-                let direct = route.direct;
+                let (direct, drive) = (route.direct, route.drive);
                 let flight = InFlight {
                     slab,
                     waiting,
@@ -305,6 +327,43 @@ impl Scheduler {
         None
     }
 
+    /// Which copy of a chunk to read now: that of the drive which finishes it first. Where that drive has no room, another
+    /// takes it only if it is done with it before the drives with no room could be done with all that waits: the last
+    /// chunks of a batch are not left to a slow drive.
+    fn choose(&self, waiting: &Waiting, priority: Priority, now: Duration) -> Option<u8> {
+        let len = waiting.len();
+        let copies = &self.files[waiting.chunk.file as usize];
+        let mut best: Option<(f64, u8)> = None;
+        let (mut full_bytes, mut full_speed, mut full_first) = (0.0, 0.0, f64::INFINITY);
+        for copy in usable(copies, waiting.failed) {
+            let drive = &self.drives[copies[copy as usize].drive];
+            let speed = self.speed(drive, now);
+            let end = (drive.bytes_in_flight + len) as f64 / speed;
+            if !drive.has_room(priority.share()) {
+                full_bytes += drive.bytes_in_flight as f64;
+                full_speed += speed;
+                full_first = end.min(full_first);
+            } else if best.is_none_or(|(other, _)| end < other) {
+                best = Some((end, copy));
+            }
+        }
+        let (end, copy) = best?;
+        let helps =
+            end <= full_first || end <= (full_bytes + self.waiting_bytes as f64) / full_speed;
+        helps.then_some(copy)
+    }
+
+    /// Bytes a second of a drive; as fast as the others as long as nothing is known about it.
+    fn speed(&self, drive: &Drive, now: Duration) -> f64 {
+        drive.speed(now).unwrap_or_else(|| {
+            let known: Vec<f64> = self.drives.iter().filter_map(|d| d.speed(now)).collect();
+            match known.len() {
+                0 => 1.0,
+                n => known.iter().sum::<f64>() / n as f64,
+            }
+        })
+    }
+
     fn launch(&mut self, flight: InFlight) -> Op {
         let InFlight {
             slab,
@@ -314,8 +373,7 @@ impl Scheduler {
             drive,
             ..
         } = flight;
-        self.drives[drive].reads_in_flight += 1;
-        self.drives[drive].bytes_in_flight += chunk.len - done;
+        self.drives[drive].launch(chunk.len - done, flight.since);
         let id = self.free_ids.pop().unwrap_or_else(|| {
             self.flights.push(None);
             self.flights.len() as u32 - 1
@@ -339,9 +397,7 @@ impl Scheduler {
             .take()
             .expect("only what was launched ends");
         self.free_ids.push(ended.id);
-        let drive = &mut self.drives[flight.drive];
-        drive.reads_in_flight -= 1;
-        drive.bytes_in_flight -= flight.waiting.chunk.len - flight.waiting.done;
+        self.drives[flight.drive].complete(flight.waiting.len(), now);
         self.stats.record_latency(now.saturating_sub(flight.since));
         let slab = flight.slab;
         let job = self.jobs[slab.index()]
@@ -373,11 +429,11 @@ impl Scheduler {
             Outcome::Short(n) => {
                 source.bytes += n;
                 waiting.done += n & !(self.align - 1);
-                job.waiting.push_front(waiting);
+                job.wait_again(waiting, &mut self.waiting_bytes);
             }
             Outcome::Interrupted(_) if waiting.interrupted < MAX_INTERRUPTIONS => {
                 waiting.interrupted += 1;
-                job.waiting.push_front(waiting);
+                job.wait_again(waiting, &mut self.waiting_bytes);
             }
             // Some file systems open with O_DIRECT and refuse the read.
             Outcome::Refused(e) if flight.direct && !self.direct_only => {
@@ -388,7 +444,7 @@ impl Scheduler {
                         "{path} is read through the page cache: O_DIRECT reads fail: {e}"
                     );
                 }
-                job.waiting.push_front(waiting);
+                job.wait_again(waiting, &mut self.waiting_bytes);
             }
             Outcome::Interrupted(e) | Outcome::Refused(e) | Outcome::Failed(e) => {
                 self.fail(flight, e);
@@ -435,7 +491,7 @@ impl Scheduler {
             job.error.get_or_insert(error);
             return;
         }
-        job.waiting.push_front(waiting);
+        job.wait_again(waiting, &mut self.waiting_bytes);
         // A file that was truncated says nothing about its neighbours; a drive that fails does.
         let file_only = error.source.kind() == io::ErrorKind::UnexpectedEof;
         if !known {
@@ -481,6 +537,7 @@ impl Scheduler {
             return;
         };
         let priority = job.priority as usize;
+        self.waiting_bytes -= job.waiting.iter().map(Waiting::len).sum::<u64>();
         self.jobs[slab.index()] = None;
         self.queues[priority].retain(|s| *s != slab);
         events.push(event);
@@ -528,401 +585,15 @@ fn truncated() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, why)
 }
 
-/// The copy of a file that a drive should read: one that lies on it and has not failed for this chunk. A copy
-/// that failed before is used only when every other has failed too.
-fn copy_on(copies: &[Route], failed: u32, drive: usize) -> Option<u8> {
-    let untried = |c: usize| failed & (1 << c) == 0;
+/// The copies of a file that may be read: those that have not failed for this chunk. A copy that failed before is used only
+/// when every other has failed too.
+fn usable(copies: &[Route], failed: u32) -> impl Iterator<Item = u8> {
+    let untried = move |c: usize| failed & (1 << c) == 0;
     let healthy_left = (0..copies.len()).any(|c| untried(c) && !copies[c].failed);
     (0..copies.len())
-        .find(|&c| untried(c) && copies[c].drive == drive && (!copies[c].failed || !healthy_left))
+        .filter(move |&c| untried(c) && (!copies[c].failed || !healthy_left))
         .map(|c| c as u8)
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::extent::{Layout, Range};
-    use crate::file::File;
-    use crate::replica::DirectMode;
-
-    const FILE_BYTES: u64 = 300_001;
-    const NOW: Duration = Duration::ZERO;
-
-    /// `files` files of `copies` copies each; nothing here reads them.
-    fn files(files: usize, copies: usize) -> Files {
-        let temp = tempfile::NamedTempFile::new().unwrap();
-        temp.as_file().set_len(FILE_BYTES).unwrap();
-        let file = Arc::new(File::open(temp.path()).unwrap());
-        let copies = (0..copies)
-            .map(|source| Replica::new(file.clone(), source))
-            .collect();
-        Files::new(vec![copies; files], DirectMode::Off).unwrap()
-    }
-
-    fn chunks(ranges: &[(u32, u64, u64, u8)], chunk: u64) -> (Layout, Vec<Chunk>) {
-        let ranges: Vec<Range> = ranges
-            .iter()
-            .map(|&(file, offset, len, part)| Range {
-                file,
-                offset,
-                len,
-                part,
-            })
-            .collect();
-        let layout = Layout::new(&ranges, 4096).unwrap();
-        let chunks = layout.chunks(chunk, 4096);
-        (layout, chunks)
-    }
-
-    fn ok(op: Op) -> Completion {
-        Completion {
-            id: op.id,
-            result: Ok(op.len.min(FILE_BYTES - op.offset)),
-        }
-    }
-
-    fn failed(op: Op, errno: i32) -> Completion {
-        Completion {
-            id: op.id,
-            result: Err(io::Error::from_raw_os_error(errno)),
-        }
-    }
-
-    #[test]
-    fn demand_goes_before_speculation() {
-        let mut s = Scheduler::new(
-            3,
-            &files(1, 1),
-            Window {
-                bytes: u64::MAX,
-                reads: 100,
-            },
-        );
-        let mut events = Vec::new();
-        let (_, c) = chunks(&[(0, 0, 8192, 0)], 4096);
-        s.push(SlabId(0), Priority::Speculative, &c, &mut events);
-        s.push(SlabId(1), Priority::Demand, &c, &mut events);
-        s.push(SlabId(2), Priority::Speculative, &c, &mut events);
-        s.promote(SlabId(2));
-        let order: Vec<u32> = std::iter::from_fn(|| s.next(0, NOW))
-            .map(|op| op.slab.0)
-            .collect();
-        assert_eq!(order, [1, 1, 2, 2, 0, 0]);
-    }
-
-    #[test]
-    fn the_window_bounds_what_a_drive_has() {
-        let mut s = Scheduler::new(
-            1,
-            &files(1, 1),
-            Window {
-                bytes: 3 * 4096,
-                reads: 10,
-            },
-        );
-        let (_, c) = chunks(&[(0, 0, 20 * 4096, 0)], 4096);
-        s.push(SlabId(0), Priority::Demand, &c, &mut Vec::new());
-        let ops: Vec<Op> = std::iter::from_fn(|| s.next(0, NOW)).collect();
-        assert_eq!(ops.len(), 3);
-        s.complete(ok(ops[1]), NOW, &mut Vec::new());
-        assert!(s.next(0, NOW).is_some());
-        assert!(s.next(0, NOW).is_none());
-    }
-
-    #[test]
-    fn dropped_work_never_reaches_a_drive() {
-        let mut s = Scheduler::new(
-            1,
-            &files(1, 1),
-            Window {
-                bytes: 4096,
-                reads: 1,
-            },
-        );
-        let mut events = Vec::new();
-        let (_, c) = chunks(&[(0, 0, 4 * 4096, 0)], 4096);
-        s.push(SlabId(0), Priority::Speculative, &c, &mut events);
-        let op = s.next(0, NOW).unwrap();
-        events.clear();
-        s.drop_waiting(SlabId(0), &mut events);
-        assert!(events.is_empty(), "a read is still writing into the slab");
-        s.complete(ok(op), NOW, &mut events);
-        assert!(matches!(events[..], [Event::Dropped(SlabId(0))]));
-        assert!(s.next(0, NOW).is_none());
-        assert!(s.is_idle());
-    }
-
-    #[test]
-    fn dropped_work_that_is_wanted_again_goes_on() {
-        let mut s = Scheduler::new(
-            1,
-            &files(1, 1),
-            Window {
-                bytes: 4096,
-                reads: 1,
-            },
-        );
-        let mut events = Vec::new();
-        let (_, c) = chunks(&[(0, 0, 3 * 4096, 0)], 4096);
-        s.push(SlabId(0), Priority::Speculative, &c, &mut events);
-        let op = s.next(0, NOW).unwrap();
-        s.drop_waiting(SlabId(0), &mut events);
-        s.promote(SlabId(0));
-        s.complete(ok(op), NOW, &mut events);
-        let mut reads = 1;
-        while let Some(op) = s.next(0, NOW) {
-            reads += 1;
-            s.complete(ok(op), NOW, &mut events);
-        }
-        assert_eq!(reads, 3, "each chunk is read once");
-        assert!(matches!(
-            events[..],
-            [Event::Part(_, 1), Event::Part(_, 0), Event::Full(_)]
-        ));
-    }
-
-    #[test]
-    fn a_failing_copy_is_replaced_and_then_avoided() {
-        let mut s = Scheduler::new(
-            1,
-            &files(1, 2),
-            Window {
-                bytes: 4096,
-                reads: 1,
-            },
-        );
-        let mut events = Vec::new();
-        let (_, c) = chunks(&[(0, 0, 3 * 4096, 0)], 4096);
-        s.push(SlabId(0), Priority::Demand, &c, &mut events);
-        let op = s.next(0, NOW).unwrap();
-        s.complete(failed(op, libc::EIO), NOW, &mut events);
-        let mut copies = vec![op.copy];
-        while let Some(op) = s.next(0, NOW) {
-            copies.push(op.copy);
-            s.complete(ok(op), NOW, &mut events);
-        }
-        assert_eq!(copies, [0, 1, 1, 1]);
-        assert!(matches!(events.last(), Some(Event::Full(_))));
-        assert_eq!(s.stats.sources[0].errors, 1);
-    }
-
-    #[test]
-    fn a_file_system_that_refuses_direct_reads_is_read_through_the_page_cache() {
-        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        let path = dir.path().join("a");
-        std::fs::File::create(&path)
-            .unwrap()
-            .set_len(FILE_BYTES)
-            .unwrap();
-        let file = Arc::new(File::open(&path).unwrap());
-        if file.direct().is_err() {
-            println!("skipped: no O_DIRECT here");
-            return;
-        }
-        for mode in [DirectMode::Auto, DirectMode::On] {
-            let files = Files::new(vec![vec![Replica::new(file.clone(), 0)]], mode).unwrap();
-            let mut s = Scheduler::new(
-                1,
-                &files,
-                Window {
-                    bytes: 4096,
-                    reads: 1,
-                },
-            );
-            let mut events = Vec::new();
-            let (_, c) = chunks(&[(0, 0, 2 * 4096, 0)], 4096);
-            s.push(SlabId(0), Priority::Demand, &c, &mut events);
-            assert!(s.stats().direct);
-            let mut refusals = 0;
-            while let Some(op) = s.next(0, NOW) {
-                refusals += u32::from(op.direct);
-                let ended = if op.direct {
-                    failed(op, libc::EINVAL)
-                } else {
-                    ok(op)
-                };
-                s.complete(ended, NOW, &mut events);
-            }
-            assert_eq!(refusals, 1, "it is tried once");
-            match mode {
-                DirectMode::On => assert!(matches!(events.last(), Some(Event::Failed(..)))),
-                _ => assert!(matches!(events.last(), Some(Event::Full(_))) && !s.stats().direct),
-            }
-        }
-    }
-
-    #[test]
-    fn a_shorter_copy_is_never_taken_for_the_whole() {
-        let files_of = |sizes: [u64; 2]| {
-            let copy = |(source, size): (usize, u64)| {
-                let temp = tempfile::NamedTempFile::new().unwrap();
-                temp.as_file().set_len(size).unwrap();
-                Replica::new(Arc::new(File::open(temp.path()).unwrap()), source)
-            };
-            let copies = sizes.into_iter().enumerate().map(copy).collect();
-            Files::new(vec![copies], DirectMode::Off).unwrap()
-        };
-        let mut s = Scheduler::new(
-            1,
-            &files_of([8192, 4096]),
-            Window {
-                bytes: 4096,
-                reads: 1,
-            },
-        );
-        // As if the first copy had failed before.
-        s.files[0][0].failed = true;
-        let mut events = Vec::new();
-        let (_, c) = chunks(&[(0, 4096, 4096, 0)], 4096);
-        s.push(SlabId(0), Priority::Demand, &c, &mut events);
-        let op = s.next(0, NOW).unwrap();
-        assert_eq!(op.copy, 1);
-        s.complete(
-            Completion {
-                id: op.id,
-                result: Ok(0),
-            },
-            NOW,
-            &mut events,
-        );
-        assert_eq!(s.next(0, NOW).unwrap().copy, 0);
-    }
-
-    #[test]
-    fn the_last_copys_failure_is_an_error_when_nothing_writes_any_more() {
-        let mut s = Scheduler::new(
-            1,
-            &files(1, 1),
-            Window {
-                bytes: u64::MAX,
-                reads: 2,
-            },
-        );
-        let mut events = Vec::new();
-        let (_, c) = chunks(&[(0, 0, 4 * 4096, 1)], 4096);
-        s.push(SlabId(0), Priority::Demand, &c, &mut events);
-        events.clear();
-        let (a, b) = (s.next(0, NOW).unwrap(), s.next(0, NOW).unwrap());
-        s.complete(failed(a, libc::EIO), NOW, &mut events);
-        assert!(
-            events.is_empty(),
-            "the other read is still writing into the slab"
-        );
-        assert!(s.next(0, NOW).is_none(), "the rest is pointless");
-        s.complete(ok(b), NOW, &mut events);
-        match &events[..] {
-            [Event::Failed(SlabId(0), e)] => {
-                assert_eq!((e.file, e.offset, e.len), (0, 0, 4096));
-                assert_eq!(e.source.raw_os_error(), Some(libc::EIO));
-            }
-            other => panic!("{other:?}"),
-        }
-        assert!(s.is_idle());
-    }
-
-    #[test]
-    fn a_truncated_file_is_an_error() {
-        let mut s = Scheduler::new(1, &files(1, 1), Window::default());
-        let mut events = Vec::new();
-        let (_, c) = chunks(&[(0, 290_000, 10_001, 1)], 1 << 20);
-        s.push(SlabId(0), Priority::Demand, &c, &mut events);
-        let op = s.next(0, NOW).unwrap();
-        s.complete(
-            Completion {
-                id: op.id,
-                result: Ok(4096),
-            },
-            NOW,
-            &mut events,
-        );
-        assert!(!s.is_idle(), "the rest of a short read waits");
-        let op = s.next(0, NOW).unwrap();
-        s.complete(
-            Completion {
-                id: op.id,
-                result: Ok(0),
-            },
-            NOW,
-            &mut events,
-        );
-        assert!(matches!(events.last(), Some(Event::Failed(..))));
-    }
-
-    proptest! {
-        /// Whatever fails, comes short or is dropped, in whatever order reads end: every slab ends exactly once, a full
-        /// slab has had every byte written, and nothing is written after the end.
-        #[test]
-        fn every_slab_ends_once(
-            jobs in prop::collection::vec(
-                (prop::collection::vec((0u32..2, 0u64..200_000, 1u64..100_000, 0u8..2), 1..4), any::<bool>()), 1..6),
-            dice in prop::collection::vec((0u8..12, any::<prop::sample::Index>()), 400),
-            copies in 1usize..4,
-            chunk in 1u64..60_000,
-        ) {
-            let mut s = Scheduler::new(jobs.len(), &files(2, copies), Window { bytes: 100_000, reads: 4 });
-            let mut events = Vec::new();
-            let mut layouts = Vec::new();
-            for (i, (ranges, speculative)) in jobs.iter().enumerate() {
-                let (layout, c) = chunks(ranges, chunk);
-                layouts.push(layout);
-                let priority = if *speculative { Priority::Speculative } else { Priority::Demand };
-                s.push(SlabId(i as u32), priority, &c, &mut events);
-            }
-            let mut ended = vec![0; jobs.len()];
-            let mut written: Vec<std::collections::HashSet<u64>> = vec![Default::default(); jobs.len()];
-            let mut at_device: Vec<Op> = Vec::new();
-            let mut dice = dice.iter().cycle();
-            loop {
-                while let Some(op) = s.next(0, NOW) {
-                    prop_assert_eq!(ended[op.slab.index()], 0);
-                    at_device.push(op);
-                }
-                if at_device.is_empty() {
-                    break;
-                }
-                let (throw, which) = dice.next().unwrap();
-                if *throw == 0 {
-                    s.drop_waiting(SlabId(which.index(jobs.len()) as u32), &mut events);
-                }
-                if *throw == 1 {
-                    s.promote(SlabId(which.index(jobs.len()) as u32));
-                }
-                let op = at_device.swap_remove(which.index(at_device.len()));
-                let all = op.len.min(FILE_BYTES.saturating_sub(op.offset));
-                let result = match throw {
-                    2 => Err(io::Error::from_raw_os_error(libc::EIO)),
-                    3 => Err(io::Error::from_raw_os_error(libc::EINTR)),
-                    4 | 5 if all > 4096 => Ok(4096 + (all - 4096) / 2),
-                    _ => Ok(all),
-                };
-                if let Ok(n) = result {
-                    written[op.slab.index()].extend((0..n).step_by(512).map(|b| op.at + b));
-                }
-                s.complete(Completion { id: op.id, result }, NOW, &mut events);
-                for event in events.drain(..) {
-                    match event {
-                        Event::Part(slab, part) => {
-                            let layout = &layouts[slab.index()];
-                            for (range, place) in layout.ranges.iter().zip(&layout.places) {
-                                let bytes = *place..place + range.len;
-                                let complete = bytes.step_by(512).chain([place + range.len - 1])
-                                    .all(|b| written[slab.index()].contains(&(b / 512 * 512)));
-                                prop_assert!(range.part != part || complete);
-                            }
-                        }
-                        Event::Full(slab) | Event::Dropped(slab) | Event::Failed(slab, _) => {
-                            ended[slab.index()] += 1;
-                            prop_assert!(at_device.iter().all(|op| op.slab != slab));
-                        }
-                    }
-                }
-            }
-            prop_assert!(s.is_idle());
-            prop_assert!(ended.iter().all(|n| *n == 1), "{:?}", ended);
-        }
-    }
-}
+mod tests;

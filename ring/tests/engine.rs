@@ -4,10 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use colibri_ring::arena::{Class, SlabId};
+use colibri_ring::drive::Window;
 use colibri_ring::engine::{Engine, EngineKind, Options, SlabState};
 use colibri_ring::extent::{Layout, Range};
 use colibri_ring::file::File;
-use colibri_ring::replica::{DirectMode, Files, Replica, Window};
+use colibri_ring::replica::{DirectMode, Files, Replica};
 use colibri_ring::schedule::{Event, Priority};
 
 /// Bytes that differ everywhere.

@@ -100,7 +100,7 @@ fn copies_on_several_drives_give_their_bandwidths_sum() {
         &[400, 400],
         &[400, 400, 400, 400],
         &[600, 200],
-        &[7000, 3500],
+        &[7000, 3500, 500],
     ] {
         let drives: Vec<SimDrive> = rates.iter().map(|r| drive(*r)).collect();
         let sum: u64 = rates.iter().sum();

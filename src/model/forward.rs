@@ -5,7 +5,7 @@
 //! time. No number depends on either size.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::model::attention::AttentionScratch;
@@ -29,7 +29,7 @@ use crate::stream::ExpertStore;
 pub struct SessionOptions {
     /// Bytes that the buffers of a prefill may take, about.
     pub scratch_bytes: usize,
-    /// When this becomes true, the running call ends with [`ModelError::Stopped`] at the next layer.
+    /// When this becomes true, the running call soon ends with [`ModelError::Stopped`].
     pub stop: Option<Arc<AtomicBool>>,
 }
 
@@ -255,19 +255,14 @@ impl<'m> Session<'m> {
         self.selection.prepare(n, self.len + n - 1);
         self.clock.lap(Phase::Embed);
         for layer in 0..model.layers.len() {
-            if let Some(stop) = &self.options.stop
-                && stop.load(Ordering::Relaxed)
-            {
-                return Err(ModelError::Stopped);
-            }
-            self.attend(layer, n);
+            self.attend(layer, n)?;
             self.feed_forward(layer, n)?;
         }
         Ok(())
     }
 
     /// x += attention(norm(x)).
-    fn attend(&mut self, layer: usize, n: usize) {
+    fn attend(&mut self, layer: usize, n: usize) -> Result<(), ModelError> {
         let model = self.model;
         let hidden = model.config.hidden_size;
         let pairs = model.config.qk_rope_head_dim / 2;
@@ -276,8 +271,10 @@ impl<'m> Session<'m> {
             pool: self.pool,
             clock: &mut self.clock,
             store: &mut self.store,
+            stop: self.options.stop.as_deref(),
         };
         for row in (0..n).step_by(self.sizes.attention) {
+            pass.check_stop()?;
             let count = self.sizes.attention.min(n - row);
             let x = &mut self.x[row * hidden..(row + count) * hidden];
             let normed = sized(&mut self.normed, count * hidden);
@@ -301,6 +298,7 @@ impl<'m> Session<'m> {
             x.iter_mut().zip(&*delta).for_each(|(x, d)| *x += d);
         }
         self.clock.lap(Phase::Attention);
+        Ok(())
     }
 
     /// x += mlp(norm(x)).
@@ -316,6 +314,7 @@ impl<'m> Session<'m> {
             pool: self.pool,
             clock: &mut self.clock,
             store: &mut self.store,
+            stop: self.options.stop.as_deref(),
         };
         match &weights.mlp {
             Block::Dense(mlp) => {

@@ -121,7 +121,7 @@ impl Moe {
     /// `out` [n, hidden] of `x` [n, hidden], the normed `residual`.
     ///
     /// # Errors
-    /// When an expert cannot be read.
+    /// When an expert cannot be read, or someone asked to stop.
     pub fn forward(
         &self,
         pass: &mut Pass,
@@ -194,6 +194,7 @@ impl Moe {
         let mut done = 0;
         loop {
             pass.clock.lap(Phase::Experts);
+            pass.check_stop()?;
             let ready = pass.store.next()?;
             pass.clock.lap(Phase::IoWait);
             match ready {

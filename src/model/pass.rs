@@ -1,6 +1,9 @@
 //! What is handed down through the layers of one pass.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::model::clock::Clock;
+use crate::model::error::ModelError;
 use crate::model::rope::Angle;
 use crate::pool::Pool;
 use crate::stream::ExpertStore;
@@ -14,6 +17,21 @@ pub struct Pass<'a> {
     pub clock: &'a mut Clock,
     /// Where the experts come from.
     pub store: &'a mut ExpertStore,
+    /// Becomes true when the pass should end early.
+    pub stop: Option<&'a AtomicBool>,
+}
+
+impl Pass<'_> {
+    /// To be asked before every block of tokens and every expert: a layer of a long prompt takes too long to wait for.
+    ///
+    /// # Errors
+    /// [`ModelError::Stopped`] when someone asked to stop.
+    pub fn check_stop(&self) -> Result<(), ModelError> {
+        match self.stop {
+            Some(stop) if stop.load(Ordering::Relaxed) => Err(ModelError::Stopped),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Some tokens of a slice, on their way through the attention of a layer.

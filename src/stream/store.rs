@@ -152,7 +152,7 @@ impl ExpertStore {
     }
 
     /// Asks for experts of `layer`, all different. `Demand`: they will be handed out by [`ExpertStore::next`], which must
-    /// be called until it returns `None` or an error before the next demand; they may be more than there are slabs.
+    /// be called until it returns `None` before the next demand, unless the rest is given up; they may be more than there are slabs.
     /// `Hint`: they will probably be demanded next, the most likely first.
     ///
     /// # Errors
@@ -212,7 +212,7 @@ impl ExpertStore {
         self.start_demands()
     }
 
-    /// After an error, demands are left that nobody will compute: their slabs may be reused when they are full. A read of
+    /// After an error or a stop, demands are left that nobody will compute: their slabs may be reused when they are full. A read of
     /// theirs that fails from now on is a failed guess.
     fn give_up_demands(&mut self) {
         let unfinished = self.demands.drain(..).filter_map(|d| match d.stage {

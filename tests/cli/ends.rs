@@ -40,14 +40,15 @@ fn interrupt(child: &Child) {
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
 }
 
-/// Waits until the child handles SIGINT itself, which it does from when it has loaded the model.
+/// Waits until the child handles SIGINT itself, which it does from when it has loaded the model. It prepares for SIGTERM
+/// last, so that then all is prepared.
 fn wait_until_it_catches_signals(child: &mut Child) {
     let path = format!("/proc/{}/status", child.id());
     while child.try_wait().unwrap().is_none() {
         let status = fs::read_to_string(&path).unwrap();
         let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
         let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
-        if caught & 1 << (libc::SIGINT - 1) != 0 {
+        if caught & 1 << (libc::SIGTERM - 1) != 0 {
             return;
         }
         std::thread::sleep(Duration::from_millis(1));

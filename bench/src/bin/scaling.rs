@@ -5,14 +5,17 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use clap::Parser;
 use colibri_bench::lab::{Backing, Lab};
-use colibri_ring::engine::{EngineKind, Options};
+use colibri_ring::arena::{Class, SlabId};
+use colibri_ring::engine::{Engine, EngineKind, Options};
 use colibri_ring::extent::{Layout, Range};
 use colibri_ring::file::{Advice, File};
 use colibri_ring::replica::{DirectMode, Files, Replica};
+use colibri_ring::schedule::{Event, Priority};
 use colibri_uring::measure::{self, Dice, Load, Measured};
 
 const MIB: u64 = 1 << 20;
@@ -31,9 +34,22 @@ struct Args {
     /// Read with pread
     #[arg(long)]
     pread: bool,
+    /// Instead of a steady stream, this many experts at a time, and the next when all are in: as a token without lookahead reads
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Multiply all speeds; a batch should be large against what a drive gives in 100 ms
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
     /// Only the case with this name
     #[arg(long)]
     only: Option<String>,
+}
+
+impl Args {
+    /// Bytes a second of a drive of nominally `rate` MiB/s.
+    fn rate(&self, rate: u64) -> u64 {
+        ((rate * MIB) as f64 * self.speed) as u64
+    }
 }
 
 /// Bytes of the file that every drive has a copy of.
@@ -61,13 +77,13 @@ fn main() -> anyhow::Result<()> {
     lab.join()?;
     println!("drives (MiB/s)    together  of the sum  shares");
     for (name, rates) in cases {
-        if !only(name) {
+        if !only(name) || (args.batch.is_some() && name.starts_with("cut")) {
             continue;
         }
         let mut ratios = Vec::new();
         for _ in 0..args.repeat {
             for (drive, rate) in rates.iter().enumerate() {
-                lab.set_rate(drive, Some(rate * MIB))?;
+                lab.set_rate(drive, Some(args.rate(*rate)))?;
             }
             ratios.push(if name.starts_with("cut") {
                 cut(&lab, &args)?
@@ -139,13 +155,72 @@ fn read(
         };
         Layout::new(&[range(0, 3, 0), range(3, 4, 1)], files.align()).expect("inside the file")
     };
-    Ok(measure::read(&files, load, layout, watch)?)
+    match args.batch {
+        Some(batch) => in_batches(
+            &files,
+            Load {
+                slabs: batch,
+                ..load
+            },
+            layout,
+        ),
+        None => Ok(measure::read(&files, load, layout, watch)?),
+    }
+}
+
+/// Fills all slabs, waits for all of them, and begins again.
+fn in_batches(
+    files: &Files,
+    load: Load,
+    mut layout: impl FnMut() -> Layout,
+) -> anyhow::Result<Measured> {
+    let class = Class {
+        bytes: load.slab_bytes as usize,
+        count: load.slabs,
+    };
+    let mut engine = Engine::new(files, &[class], load.engine)?;
+    let start = Instant::now();
+    let mut warm = None;
+    loop {
+        for slab in 0..load.slabs {
+            engine.read(SlabId(slab as u32), Priority::Demand, layout());
+        }
+        engine.flush();
+        let mut missing = load.slabs;
+        while missing > 0 {
+            match engine.wait()? {
+                Event::Full(slab) => {
+                    engine.release(slab);
+                    missing -= 1;
+                }
+                Event::Failed(_, error) => return Err(error.into()),
+                Event::Part(..) | Event::Dropped(_) => {}
+            }
+        }
+        let now = Instant::now();
+        if now < start + load.warm_up {
+            continue;
+        }
+        let stats = engine.stats().context("the engine has stopped")?;
+        let (begin, before) = warm.get_or_insert_with(|| (now, stats.clone()));
+        if now >= *begin + load.time {
+            let sources = stats.sources.iter().zip(&before.sources);
+            return Ok(Measured {
+                device: engine.device(),
+                elapsed: now - *begin,
+                cpu: Duration::ZERO,
+                bytes: sources.map(|(a, b)| a.bytes - b.bytes).collect(),
+                reads: 0,
+                latency_us: stats.latency_us,
+            });
+        }
+    }
 }
 
 fn together(lab: &Lab, args: &Args, name: &str, rates: &[u64]) -> anyhow::Result<f64> {
     let measured = read(lab, args, rates.len(), |_, _| ())?;
     let sum: u64 = rates.iter().sum();
-    let ratio = measured.mib_per_s() / sum as f64;
+    let ratio = measured.mib_per_s() / (sum as f64 * args.speed);
     let total = measured.total() as f64;
     let shares: Vec<String> = (measured.bytes.iter())
         .map(|bytes| format!("{:.3}", *bytes as f64 / total))
@@ -181,7 +256,7 @@ fn cut(lab: &Lab, args: &Args) -> anyhow::Result<f64> {
         anyhow::bail!("--seconds is too short for the cut");
     };
     let speed = measure::mib_per_s(b1 - b0, t1 - t0);
-    let ratio = speed / 500.0;
+    let ratio = speed / (500.0 * args.speed);
     println!("{:16}  {speed:8.1}  {ratio:10.3}", "cut 400 to 100");
     Ok(ratio)
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use colibri_ring::file::{Advice, File};
 
@@ -122,6 +123,17 @@ impl Drop for Drive {
             && let Err(e) = run("umount", &["--lazy", mount])
         {
             eprintln!("SSD lab: {e}");
+        }
+        // The kernel detaches the device a moment later.
+        if let Ok(backing) = text(&self.backing) {
+            let attached =
+                || run("losetup", &["--associated", backing]).is_ok_and(|s| !s.is_empty());
+            for _ in 0..50 {
+                if !attached() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
         let _ = fs::remove_dir(&self.mount);
         let _ = fs::remove_file(&self.backing);

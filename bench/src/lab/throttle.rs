@@ -33,15 +33,19 @@ impl Throttle {
         }
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let home = root.join(own_group(&own, version)).join("cgroup.procs");
-        // Several labs may exist at once in one process.
-        let group = (0..)
-            .map(|i| root.join(format!("colibri-lab-{}-{i}", std::process::id())))
-            .find(|group| !group.exists())
-            .expect("the numbers do not end");
-        fs::create_dir(&group).map_err(|source| LabError::Io {
-            what: format!("make {}", group.display()),
-            source,
-        })?;
+        // Several labs may exist at once, also in one process: the directory that could be made is this one's.
+        let mut number = 0;
+        let group = loop {
+            let group = root.join(format!("colibri-lab-{}-{number}", std::process::id()));
+            match fs::create_dir(&group) {
+                Ok(()) => break group,
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+                Err(source) => {
+                    let what = format!("make {}", group.display());
+                    return Err(LabError::Io { what, source });
+                }
+            }
+        };
         Ok(Throttle {
             group,
             version,

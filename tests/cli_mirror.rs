@@ -1,0 +1,265 @@
+//! `mirror bench`, `mirror verify` and `profile` as a script calls them.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use assert_cmd::Command;
+use colibri_uring::shards::Shards;
+use serde_json::Value;
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/bf16-shared")
+}
+
+/// A copy of the fixture.
+fn copied() -> tempfile::TempDir {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for entry in fs::read_dir(fixture()).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    dir
+}
+
+fn run(args: &[&str]) -> Output {
+    let mut colibri = Command::cargo_bin("colibri-uring").unwrap();
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
+        colibri.env_remove(name);
+    }
+    colibri.env_remove("RUST_LOG").args(args).output().unwrap()
+}
+
+fn mirror(command: &str, mirrors: &[&Path], more: &[&str]) -> Output {
+    let model = fixture();
+    let mut args = vec!["mirror", command, "--model", model.to_str().unwrap()];
+    for mirror in mirrors {
+        args.extend(["--mirror", mirror.to_str().unwrap()]);
+    }
+    args.extend(more);
+    run(&args)
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect()
+}
+
+#[test]
+fn bench_compares_each_alone_with_all_together() {
+    let copy = copied();
+    let args = ["--seconds", "0.1", "--json"];
+    let output = mirror("bench", &[copy.path()], &args);
+    assert!(output.status.success());
+    let report = json(&output);
+    assert_eq!(keys(&report), ["combined", "single"]);
+    assert_eq!(
+        keys(&report["combined"]),
+        ["mib_per_s", "scaling", "shares"]
+    );
+    let single = report["single"].as_array().unwrap();
+    for (single, dir) in single.iter().zip([fixture(), copy.path().to_owned()]) {
+        assert_eq!(keys(single), ["dir", "mib_per_s"]);
+        assert_eq!(single["dir"], dir.to_str().unwrap());
+        assert!(single["mib_per_s"].as_f64().unwrap() > 0.0);
+    }
+    let shares = report["combined"]["shares"].as_array().unwrap();
+    let sum: f64 = shares.iter().map(|share| share.as_f64().unwrap()).sum();
+    assert!(shares.len() == 2 && (sum - 1.0).abs() < 1e-9, "{shares:?}");
+    let output = mirror("bench", &[copy.path()], &args[..2]);
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("of the sum"), "{table}");
+}
+
+#[test]
+fn verify_of_a_copy_is_exit_code_0() {
+    let (a, b) = (copied(), copied());
+    for engine in ["auto", "pread"] {
+        let output = mirror(
+            "verify",
+            &[a.path(), b.path()],
+            &["--engine", engine, "--json"],
+        );
+        assert!(output.status.success());
+        let report = json(&output);
+        assert_eq!(report["identical"], true);
+        for mirror in report["mirrors"].as_array().unwrap() {
+            assert_eq!(mirror["files"], 3);
+            assert_eq!(mirror["first_difference"], Value::Null);
+        }
+    }
+}
+
+#[test]
+fn verify_names_the_first_tensor_that_differs() {
+    let (good, bad) = (copied(), copied());
+    let shards = Shards::open(&[fixture()]).unwrap();
+    // The last byte of one tensor, and something after it.
+    let tensors: Vec<_> = shards.iter().filter(|t| t.bytes > 0).collect();
+    let (first, later) = (&tensors[tensors.len() / 2], tensors.last().unwrap());
+    for tensor in [first, later] {
+        let name = shards.files()[tensor.file].path().file_name().unwrap();
+        let file = fs::File::options()
+            .read(true)
+            .write(true)
+            .open(bad.path().join(name));
+        let (file, at) = (file.unwrap(), tensor.offset + tensor.bytes - 1);
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[!byte[0]], at).unwrap();
+    }
+    let mirrors = [good.path(), bad.path()];
+    let output = mirror("verify", &mirrors, &["--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report = json(&output);
+    assert_eq!(report["identical"], false);
+    assert_eq!(report["mirrors"][0]["first_difference"], Value::Null);
+    let difference = &report["mirrors"][1]["first_difference"];
+    assert_eq!(difference["tensor"], first.name);
+    assert_eq!(difference["offset"], first.offset + first.bytes - 1);
+    let output = mirror("verify", &mirrors, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains(first.name), "{text}");
+}
+
+#[test]
+fn a_partial_mirror_is_a_copy_and_a_different_header_is_none() {
+    let copy = copied();
+    let shard = copy.path().join("model-00002-of-00003.safetensors");
+    let bytes = fs::read(&shard).unwrap();
+    fs::remove_file(&shard).unwrap();
+    let output = mirror("verify", &[copy.path()], &["--json"]);
+    assert!(output.status.success());
+    assert_eq!(json(&output)["mirrors"][0]["missing"], 1);
+    fs::write(&shard, &bytes[1..]).unwrap();
+    let output = mirror("verify", &[copy.path()], &["--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let refused = &json(&output)["mirrors"][0]["refused"];
+    assert_eq!(refused[0], shard.to_str().unwrap());
+}
+
+#[test]
+fn profile_measures_every_engine() {
+    let model = fixture();
+    let args = [
+        "profile",
+        "--model",
+        model.to_str().unwrap(),
+        "--seconds",
+        "0.05",
+        "--queue-depth",
+        "3",
+        "--json",
+    ];
+    let output = run(&args);
+    let report = json(&output);
+    let runs = report["runs"].as_array().unwrap();
+    let engines: Vec<_> = runs
+        .iter()
+        .map(|run| run["engine"].as_str().unwrap())
+        .collect();
+    assert!(engines.contains(&"pread"), "{engines:?}");
+    for run in runs {
+        for key in [
+            "direct",
+            "block_size",
+            "queue_depth",
+            "bytes",
+            "seconds",
+            "mib_per_s",
+            "cpu_seconds",
+        ] {
+            assert!(!run[key].is_null(), "{key}");
+        }
+        assert_eq!(run["queue_depth"], 3);
+        assert!(run["bytes"].as_u64().unwrap() > 0);
+        let latency = &run["latency_us"];
+        assert_eq!(keys(latency), ["max", "p50", "p90", "p99", "p999"]);
+        assert!(latency["max"].as_u64() >= latency["p50"].as_u64());
+    }
+    let output = run(&args[..args.len() - 1]);
+    assert!(
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .contains("tokens a second")
+    );
+}
+
+#[test]
+fn profile_of_a_file_refuses_memory_and_short_files() {
+    let shard = fixture().join("model-00001-of-00003.safetensors");
+    let args = |file: &Path, block: &str| {
+        let file = file.to_str().unwrap();
+        run(&[
+            "profile",
+            "--file",
+            file,
+            "--block-size",
+            block,
+            "--engine",
+            "pread",
+            "--seconds",
+            "0.05",
+        ])
+    };
+    assert!(args(&shard, "16KiB").status.success());
+    let output = args(&shard, "1MiB");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        String::from_utf8(output.stderr)
+            .unwrap()
+            .contains("no file holds a block")
+    );
+    if let Ok(memory) = tempfile::tempdir_in("/dev/shm") {
+        let path = memory.path().join("file");
+        fs::copy(&shard, &path).unwrap();
+        let output = args(&path, "16KiB");
+        assert_eq!(output.status.code(), Some(1));
+        assert!(
+            String::from_utf8(output.stderr)
+                .unwrap()
+                .contains("page cache")
+        );
+    }
+}
+
+#[test]
+fn wrong_flags_are_exit_code_2() {
+    let wrong: &[&[&str]] = &[
+        &["mirror"],
+        &["mirror", "bench"],
+        &["mirror", "bench", "--model", "a"],
+        &["mirror", "verify", "--model", "a"],
+        &[
+            "mirror",
+            "bench",
+            "--model",
+            "a",
+            "--mirror",
+            "b",
+            "--seconds",
+            "0",
+        ],
+        &["profile"],
+        &["profile", "--model", "a", "--file", "b"],
+        &["profile", "--file", "a", "--queue-depth", "0"],
+        &["profile", "--file", "a", "--engine", "steam"],
+        &["profile", "--file", "a", "--seconds", "nan"],
+    ];
+    for args in wrong {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(output.stdout.is_empty());
+    }
+}
