@@ -2,6 +2,7 @@
 //! comparison with the [`crate::engine`].
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -32,6 +33,7 @@ pub struct Reads {
 struct Shared<N, C> {
     next: N,
     cpu: C,
+    buffers: VecDeque<Vec<u8>>,
     counting: Option<(Instant, Duration)>,
     done: Option<(Duration, Duration)>,
     bytes: u64,
@@ -43,15 +45,15 @@ fn aligned(buf: &[u8]) -> usize {
     buf.as_ptr().align_offset(crate::arena::SLAB_ALIGN)
 }
 
-/// Keeps `depth` reads of at most `longest` bytes of the first copy of each file under way for `warm_up` and then for `time`.
-/// `next` says what to read, `cpu` how much processor time has been used.
+/// Keeps `depth` reads of the first copy of each file under way for `warm_up` and then for `time`. They go in turn into
+/// `places` buffers, at least as many as `depth`, of `longest` bytes each. `next` says what to read, `cpu` how much processor time has been used.
 ///
 /// # Errors
 /// When there is no io_uring, or a read fails.
 pub fn read(
     files: &Files,
     depth: usize,
-    longest: u64,
+    (places, longest): (usize, u64),
     (warm_up, time): (Duration, Duration),
     next: impl FnMut() -> Block + 'static,
     cpu: impl Fn() -> Duration + 'static,
@@ -73,6 +75,7 @@ pub fn read(
     let shared = Rc::new(RefCell::new(Shared {
         next,
         cpu,
+        buffers: VecDeque::new(),
         counting: None,
         done: None,
         bytes: 0,
@@ -80,7 +83,8 @@ pub fn read(
     }));
     // Touched before the time runs.
     let room = longest as usize + crate::arena::SLAB_ALIGN;
-    let buffers: Vec<Vec<u8>> = (0..depth).map(|_| vec![1; room]).collect();
+    let buffers: VecDeque<Vec<u8>> = (0..places.max(depth)).map(|_| vec![1; room]).collect();
+    shared.borrow_mut().buffers = buffers;
     let start = Instant::now();
     let for_tasks = shared.clone();
     runtime.block_on(async move {
@@ -91,16 +95,18 @@ pub fn read(
                 .collect(),
         );
         let mut tasks = JoinSet::new();
-        for mut buf in buffers {
+        for _ in 0..depth {
             let (opened, shared) = (opened.clone(), for_tasks.clone());
             tasks.spawn_local(async move {
                 loop {
                     let (file, offset, len) = (shared.borrow_mut().next)();
+                    let buf = shared.borrow_mut().buffers.pop_front();
+                    let buf = buf.expect("one for each task at least");
                     let at = aligned(&buf);
                     let since = Instant::now();
                     let slice = buf.slice(at..at + len as usize);
                     let (read, slice) = opened[file as usize].read_at(slice, offset).await;
-                    buf = slice.into_inner();
+                    shared.borrow_mut().buffers.push_back(slice.into_inner());
                     let (read, now) = (read?, Instant::now());
                     let mut shared = shared.borrow_mut();
                     let shared = &mut *shared;
