@@ -260,6 +260,7 @@ impl ExpertStore {
         if evicted {
             self.engine.release(slab);
             self.guessed.retain(|s| *s != slab);
+            self.announced.retain(|s| *s != slab);
         }
         self.cache.insert(key, slab);
         self.engine.read(slab, priority, layout);
@@ -305,8 +306,8 @@ impl ExpertStore {
         Ok(())
     }
 
-    /// The next piece of the demanded experts that can be computed, resident experts first; sleeps until there
-    /// is one; `None` when all have been handed out. The borrow ends before the next call, which also frees the slab of
+    /// The next piece of the demanded experts that can be computed: what is begun is finished, then come experts that are in
+    /// memory whole; sleeps until there is one; `None` when all have been handed out. The borrow ends before the next call, which also frees the slab of
     /// a finished expert for reuse.
     ///
     /// # Errors
