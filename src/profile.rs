@@ -182,6 +182,8 @@ impl Target {
         const SAMPLE: usize = 64;
         let mut dice = Dice(3);
         for file in self.files.iter().filter(|file| file.size() > 0) {
+            // Pages of a file that was just written are kept until the drive has them.
+            let _ = rustix::fs::fdatasync(file.buffered_fd());
             file.advise(0, file.size(), Advice::DontNeed);
             let mut cached = 0;
             for _ in 0..SAMPLE {

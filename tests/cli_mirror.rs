@@ -151,11 +151,12 @@ fn a_partial_mirror_is_a_copy_and_a_different_header_is_none() {
 
 #[test]
 fn profile_measures_every_engine() {
-    let model = fixture();
+    // Its own files: what another test reads comes back into the page cache.
+    let model = copied();
     let args = [
         "profile",
         "--model",
-        model.to_str().unwrap(),
+        model.path().to_str().unwrap(),
         "--seconds",
         "0.05",
         "--queue-depth",
@@ -198,7 +199,8 @@ fn profile_measures_every_engine() {
 
 #[test]
 fn profile_of_a_file_refuses_memory_and_short_files() {
-    let shard = fixture().join("model-00001-of-00003.safetensors");
+    let model = copied();
+    let shard = model.path().join("model-00001-of-00003.safetensors");
     let args = |file: &Path, block: &str| {
         let file = file.to_str().unwrap();
         run(&[

@@ -140,6 +140,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     }
     let bar = progress::steps(runs.len() as u64);
     let mut report = Report { runs: Vec::new() };
+    let mut failed = None;
     for run in &runs {
         bar.set_message(format!(
             "{} of {}, {} at once",
@@ -150,14 +151,18 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         match subject.target.measure(run) {
             Ok(outcome) => report.runs.push(row(run, &outcome)),
             // One of many that does not work here, as where io_uring is denied.
-            Err(error) if args.engine == ReaderArg::All && run.reader != Reader::Pread => {
+            Err(error) if args.engine == ReaderArg::All => {
                 tracing::warn!("{} is left out: {error}", run.reader.name());
+                failed = Some(error);
             }
             Err(error) => return Err(error.into()),
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
+    if let (true, Some(error)) = (report.runs.is_empty(), failed) {
+        return Err(error.into());
+    }
     if args.json {
         super::print_json(&report)?;
     } else {
