@@ -66,6 +66,26 @@ pub fn check_ids(ids: &[u32], vocab: usize) -> Result<(), TokenizerError> {
     }
 }
 
+/// Runs something of the tokenizers library, which panics on some files that it should refuse. The panic becomes
+/// the message of an error.
+fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+    std::panic::set_hook(hook);
+    match result {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(panic.downcast_ref::<&str>().copied());
+            Err(format!(
+                "the tokenizers library fails on it: {}",
+                text.unwrap_or("unknown")
+            ))
+        }
+    }
+}
+
 /// A loaded `tokenizer.json`.
 #[derive(Debug)]
 pub struct Tokenizer {
@@ -90,12 +110,14 @@ impl Tokenizer {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(TokenizerError::Read { path, source }),
         };
-        match tokenizers::Tokenizer::from_bytes(bytes) {
-            Ok(inner) => Ok(Some(Tokenizer { inner, path })),
-            Err(error) => Err(TokenizerError::Invalid {
-                path,
-                message: error.to_string(),
-            }),
+        match guarded(|| tokenizers::Tokenizer::from_bytes(bytes)) {
+            Ok(mut inner) => {
+                // What a training pipeline left there: a prompt is neither cut nor filled up.
+                let _ = inner.with_truncation(None);
+                inner.with_padding(None);
+                Ok(Some(Tokenizer { inner, path }))
+            }
+            Err(message) => Err(TokenizerError::Invalid { path, message }),
         }
     }
 
@@ -104,13 +126,12 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::EmptyPrompt`] when there are none, [`TokenizerError::Encode`] when the library fails.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding =
-            self.inner
-                .encode_fast(text, true)
-                .map_err(|error| TokenizerError::Encode {
-                    path: self.path.clone(),
-                    message: error.to_string(),
-                })?;
+        let encoding = guarded(|| self.inner.encode_fast(text, true)).map_err(|message| {
+            TokenizerError::Encode {
+                path: self.path.clone(),
+                message,
+            }
+        })?;
         match encoding.get_ids() {
             [] => Err(TokenizerError::EmptyPrompt),
             ids => Ok(ids.to_vec()),
@@ -247,6 +268,48 @@ mod tests {
         std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
         let tokenizer = Tokenizer::load(dir.path()).unwrap().unwrap();
         (dir, tokenizer)
+    }
+
+    /// The byte-level tokenizer with other values of some keys.
+    fn altered(keys: &Value) -> Result<Option<Tokenizer>, TokenizerError> {
+        let (dir, _) = byte_level();
+        let path = dir.path().join("tokenizer.json");
+        let mut file: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        for (key, value) in keys.as_object().unwrap() {
+            file[key] = value.clone();
+        }
+        std::fs::write(&path, file.to_string()).unwrap();
+        Tokenizer::load(dir.path())
+    }
+
+    #[test]
+    fn a_prompt_is_neither_cut_nor_filled_up() {
+        let (_dir, plain) = byte_level();
+        let truncation =
+            json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+        let padding = json!({"strategy": {"Fixed": 20}, "direction": "Left", "pad_to_multiple_of": null,
+            "pad_id": 3, "pad_type_id": 0, "pad_token": "x"});
+        let tokenizer = altered(&json!({"truncation": truncation, "padding": padding}))
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            tokenizer.encode("hello").unwrap(),
+            plain.encode("hello").unwrap()
+        );
+    }
+
+    #[test]
+    fn what_makes_the_library_panic_is_an_error() {
+        let precompiled =
+            json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}});
+        assert!(matches!(
+            altered(&precompiled),
+            Err(TokenizerError::Invalid { .. })
+        ));
+        let template = json!({"post_processor": {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+            "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}]}});
+        let encoded = altered(&template).and_then(|t| t.unwrap().encode("hello"));
+        assert!(encoded.is_err(), "{encoded:?}");
     }
 
     fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {

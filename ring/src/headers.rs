@@ -17,6 +17,7 @@ use tokio_uring::buf::BoundedBuf;
 
 use crate::device::EngineKind;
 use crate::file::{File, FileError};
+use crate::probe::try_ring;
 
 /// Bytes of the length in front of a header.
 pub const PREFIX: u64 = 8;
@@ -123,10 +124,8 @@ where
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Whether io_uring can be set up and entered: a seccomp filter may deny either.
 fn ring_works() -> bool {
-    io_uring::IoUring::new(2)
-        .and_then(|ring| ring.submit())
+    try_ring()
         .inspect_err(|e| tracing::debug!("io_uring is denied, headers are read by pread: {e}"))
         .is_ok()
 }

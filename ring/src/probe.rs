@@ -71,12 +71,22 @@ pub struct NoUring {
     pub source: io::Error,
 }
 
+/// Sets a small ring up and enters it: a seccomp filter may deny either.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn try_ring() -> io::Result<()> {
+    IoUring::new(ENTRIES)?.submit()?;
+    Ok(())
+}
+
 /// Sets rings up and asks them what they can do.
 ///
 /// # Errors
 /// [`NoUring`] when not even the plainest ring can be made; it names the likely cause.
 pub fn uring() -> Result<UringFeatures, NoUring> {
-    let ring = IoUring::new(ENTRIES).map_err(|source| {
+    let entered = IoUring::new(ENTRIES).and_then(|ring| ring.submit().map(|_| ring));
+    let ring = entered.map_err(|source| {
         explain(
             source,
             sysctl_disabled(),

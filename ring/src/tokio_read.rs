@@ -11,6 +11,7 @@ use hdrhistogram::Histogram;
 use tokio::task::JoinSet;
 use tokio_uring::buf::BoundedBuf;
 
+use crate::probe::try_ring;
 use crate::replica::{Files, Stats};
 
 /// A read: index of the file, offset and length in bytes.
@@ -59,6 +60,8 @@ pub fn read(
     cpu: impl Fn() -> Duration + 'static,
 ) -> io::Result<Reads> {
     let entries = (depth.max(8) * 2).next_power_of_two() as u32;
+    // A runtime whose ring cannot be entered would wait for ever.
+    try_ring()?;
     let runtime = tokio_uring::Runtime::new(tokio_uring::builder().entries(entries))?;
     let opened = (files.replicas.iter().zip(&files.direct))
         .map(|(copies, direct)| {

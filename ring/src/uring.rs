@@ -53,6 +53,8 @@ impl Uring {
             0,
             rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
         )?;
+        // A seccomp filter may allow to make rings and deny to enter them.
+        ring.submit()?;
         let mut uring = Uring {
             ring,
             arena,

@@ -1,7 +1,7 @@
 //! `decode`: continue a prompt.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -31,7 +31,12 @@ pub struct DecodeArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Text to continue; needs a tokenizer.json in the model's directory
-    #[arg(long, value_name = "TEXT", env = "COLIBRI_PROMPT")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        env = "COLIBRI_PROMPT"
+    )]
     prompt: Option<String>,
     /// File with the text to continue, taken as it is
     #[arg(long, value_name = "FILE", env = "COLIBRI_PROMPT_FILE")]
@@ -149,8 +154,23 @@ impl Input {
     }
 }
 
+/// More text than any context holds.
+const MAX_PROMPT_BYTES: u64 = 64 << 20;
+
 fn read(path: &Path) -> anyhow::Result<String> {
-    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    let read = || {
+        let mut text = String::new();
+        let file = fs::File::open(path)?;
+        file.take(MAX_PROMPT_BYTES + 1).read_to_string(&mut text)?;
+        if text.len() as u64 > MAX_PROMPT_BYTES {
+            return Err(io::Error::other(format!(
+                "it is longer than {}",
+                human(MAX_PROMPT_BYTES)
+            )));
+        }
+        Ok(text)
+    };
+    read().with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// Loads the model, generates and prints.

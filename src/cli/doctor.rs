@@ -210,13 +210,13 @@ fn direct_reads(dir: &Path) -> Check {
     let report = match direct::direct(dir) {
         Ok(report) => report,
         Err(error) => {
-            let details = json!({ "dir": dir, "direct": null, "reason": error.to_string() });
+            let details = json!({ "dir": dir.to_string_lossy(), "direct": null, "reason": error.to_string() });
             return Check::new(name, format!("{shown}: {error}"), details)
                 .unless(true, "give a directory that can be read");
         }
     };
     let file_system = &report.file_system;
-    let mut details = json!({ "dir": dir, "file": report.file, "file_system": file_system });
+    let mut details = json!({ "dir": dir.to_string_lossy(), "file": report.file.as_deref().map(|file| file.to_string_lossy()), "file_system": file_system });
     match (&report.direct, &report.file) {
         (Ok(align), _) => {
             details["direct"] = json!(true);

@@ -120,9 +120,11 @@ fn one_line(error: &anyhow::Error) -> String {
 
 /// Prints the one JSON object of `--json`.
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    serde_json::to_writer(&mut out, value)?;
-    out.write_all(b"\n")?;
+    // All of it before any of it is printed: nobody gets half an object.
+    let mut json = serde_json::to_vec(value)?;
+    json.push(b'\n');
+    let mut out = io::stdout().lock();
+    out.write_all(&json)?;
     out.flush()?;
     Ok(())
 }

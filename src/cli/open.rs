@@ -117,7 +117,12 @@ fn plan_slots(
         ram: args.ram.map(|size| size.0),
         cache_slots: args.cache_slots,
     };
-    let available = plan::available(&plan::Roots::default())?.budget();
+    // What is not known bounds nothing that was given explicitly.
+    let available = match (plan::available(&plan::Roots::default()), args.ram) {
+        (Ok(available), _) => available.budget(),
+        (Err(_), Some(ram)) => ram.0,
+        (Err(e), None) => return Err(e).context("give --ram"),
+    };
     let plan = plan::plan(&needs, experts, wish, available)?;
     if plan.total > available {
         tracing::warn!(
@@ -236,7 +241,7 @@ impl Opened {
                 // The last mirrors have no entry when they serve no file.
                 let read = reads.sources.get(source).copied().unwrap_or_default();
                 Replica {
-                    dir: dir.clone(),
+                    dir: dir.display().to_string(),
                     files: files as u64,
                     bytes: read.bytes,
                     reads: read.reads,

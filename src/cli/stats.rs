@@ -1,7 +1,6 @@
 //! The measurements in `decode --json`. Scripts rely on these names.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -43,7 +42,7 @@ pub struct EngineStats {
 /// One directory that experts are read from.
 #[derive(Clone, Debug, Serialize)]
 pub struct Replica {
-    pub dir: PathBuf,
+    pub dir: String,
     pub files: u64,
     pub bytes: u64,
     pub reads: u64,

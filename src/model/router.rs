@@ -85,6 +85,7 @@ impl Router {
         scratch: &mut RouterScratch,
         ids: &mut Vec<u32>,
     ) {
+        let k = k.min(self.bias.len());
         let mut ranked: Vec<(usize, u32)> = Vec::with_capacity(n * k);
         self.pick(pool, x, n, k, scratch, |picked, _| {
             ranked.extend(picked.iter().copied().enumerate());

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::broken::{Broken, mkfifo};
-use crate::child::{error_of, error_or_json, finish, json_of};
+use crate::child::{error_of, error_or_json, finish, json_of, on_model};
 
 const MODEL: &str = "bf16-shared";
 
@@ -293,4 +293,76 @@ fn a_tokenizer_that_is_none() {
     mkfifo(&path);
     let error = error_of(&decode());
     assert!(error.contains("tokenizer.json"), "{error}");
+}
+
+#[test]
+fn a_path_that_is_not_utf8_is_still_shown() {
+    use std::os::unix::ffi::OsStrExt;
+    let root = tempfile::tempdir().unwrap();
+    let dir = root
+        .path()
+        .join(std::ffi::OsStr::from_bytes(b"not-\xff-utf8"));
+    std::fs::create_dir(&dir).unwrap();
+    let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-text");
+    for file in std::fs::read_dir(fixture).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), dir.join(file.file_name())).unwrap();
+    }
+    let args = ["--prompt-ids", "3,4", "-n", "2", "--json"];
+    let report = json_of(&finish(on_model(
+        "decode",
+        std::slice::from_ref(&dir),
+        &args,
+    )));
+    assert!(
+        report["stats"]["replicas"][0]["dir"]
+            .as_str()
+            .unwrap()
+            .contains("utf8")
+    );
+    json_of(&finish(on_model("doctor", &[dir], &["--json"])));
+}
+
+#[test]
+fn any_number_of_guesses_is_as_good_as_all() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-text");
+    let ids = |lookahead| {
+        let args = [
+            "--prompt-ids",
+            "3,4,5,6,7",
+            "-n",
+            "4",
+            "--json",
+            "--lookahead",
+            lookahead,
+        ];
+        json_of(&finish(on_model(
+            "decode",
+            std::slice::from_ref(&dir),
+            &args,
+        )))["token_ids"]
+            .clone()
+    };
+    assert_eq!(ids("4294967295"), ids("off"));
+}
+
+#[test]
+fn a_prompt_may_begin_with_a_hyphen() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-text");
+    json_of(&finish(on_model(
+        "decode",
+        &[dir],
+        &["--prompt", "- a", "-n", "1", "--json"],
+    )));
+}
+
+#[test]
+fn a_prompt_without_end_is_refused() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-text");
+    let error = error_of(&finish(on_model(
+        "decode",
+        &[dir],
+        &["--prompt-file", "/dev/zero"],
+    )));
+    assert!(error.contains("longer than"), "{error}");
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::child::{error_of, finish, json_of, list, on_model, stderr};
 use crate::common::Saved;
-use crate::sandbox::{deny_io_uring, io_uring, limit_files, limit_memlock};
+use crate::sandbox::{deny, io_uring, limit_files, limit_memlock};
 
 /// All element types, both layouts of experts, split directories, experts across shards, sparse attention over hundreds
 /// of tokens.
@@ -113,8 +113,12 @@ fn settings() {
 fn io_uring_denied() {
     for model in MODELS.map(Saved::named) {
         let expected = numbers(&model, &[], |_| {});
-        for errno in [libc::EPERM, libc::ENOSYS] {
-            let denied = |command: &mut Command| deny_io_uring(command, errno);
+        for (call, errno) in [
+            (libc::SYS_io_uring_setup, libc::EPERM),
+            (libc::SYS_io_uring_setup, libc::ENOSYS),
+            (libc::SYS_io_uring_enter, libc::EPERM),
+        ] {
+            let denied = |command: &mut Command| deny(command, call, errno);
             let (logits, tokens, stats) = numbers(&model, &[], denied);
             assert!(logits == expected.0, "{}", model.name);
             assert_eq!(tokens, expected.1);

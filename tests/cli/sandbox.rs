@@ -62,8 +62,8 @@ fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64)
     unsafe { command.pre_exec(set) };
 }
 
-/// io_uring_setup fails with `errno`, as seccomp profiles of containers make it.
-pub fn deny_io_uring(command: &mut Command, errno: c_int) {
+/// A system call (of io_uring, say) fails with `errno`, as seccomp profiles of containers make it.
+pub fn deny(command: &mut Command, call: libc::c_long, errno: c_int) {
     let op = |code: u32, jt, jf, k| libc::sock_filter {
         code: code as u16,
         jt,
@@ -72,12 +72,16 @@ pub fn deny_io_uring(command: &mut Command, errno: c_int) {
     };
     // The number of the system call is the first word of what the filter is shown.
     let load = op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0);
-    let setup = libc::SYS_io_uring_setup as u32;
-    let is_setup = op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, setup);
+    let is_it = op(
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        0,
+        1,
+        call as u32,
+    );
     let ret = libc::BPF_RET | libc::BPF_K;
-    let deny = op(ret, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32);
+    let refuse = op(ret, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32);
     let allow = op(ret, 0, 0, libc::SECCOMP_RET_ALLOW);
-    let mut filter = [load, is_setup, deny, allow];
+    let mut filter = [load, is_it, refuse, allow];
     let install = move || {
         let program = libc::sock_fprog {
             len: filter.len() as u16,

@@ -57,7 +57,7 @@ struct Report {
 /// One directory alone.
 #[derive(Debug, Serialize)]
 struct Single {
-    dir: PathBuf,
+    dir: String,
     /// `null` where no expert lies wholly in this directory.
     mib_per_s: Option<f64>,
 }
@@ -110,7 +110,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         };
         bar.finish_and_clear();
         single.push(Single {
-            dir: dir.to_path_buf(),
+            dir: dir.display().to_string(),
             mib_per_s,
         });
     }
@@ -193,7 +193,7 @@ fn print(report: &Report, expert: u64) -> io::Result<()> {
             .mib_per_s
             .map_or("-".to_owned(), |speed| format!("{speed:.0} MiB/s"));
         let share = format!("{:.1} %", 100.0 * share);
-        writeln!(out, "{alone:>10}  {share:>12}  {}", single.dir.display())?;
+        writeln!(out, "{alone:>10}  {share:>12}  {}", single.dir)?;
     }
     writeln!(
         out,

@@ -53,13 +53,13 @@ struct Report {
 /// One mirror.
 #[derive(Debug, Serialize)]
 struct Mirror {
-    dir: PathBuf,
+    dir: String,
     /// Files with the primary's size and header.
     files: usize,
     /// Files that it does not have: the primary serves them.
     missing: usize,
     /// Files with another size or header, or that cannot be opened.
-    refused: Vec<PathBuf>,
+    refused: Vec<String>,
     /// Bytes that are the primary's.
     bytes: u64,
     first_difference: Option<FirstDifference>,
@@ -67,7 +67,7 @@ struct Mirror {
 
 #[derive(Debug, Serialize)]
 struct FirstDifference {
-    file: PathBuf,
+    file: String,
     /// `null` in the header.
     tensor: Option<String>,
     offset: u64,
@@ -91,7 +91,7 @@ pub fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let mirrors: Vec<Mirror> = (verdicts.into_iter().enumerate())
         .map(|(i, verdict)| mirror(&shards, i, verdict))
         .collect();
-    let copy = |m: &Mirror| m.refused.is_empty() && m.first_difference.is_none() && m.dir.is_dir();
+    let copy = |m: &Mirror| m.refused.is_empty() && m.first_difference.is_none() && m.files > 0;
     let bytes: u64 = mirrors.iter().map(|m| m.bytes).sum();
     let report = Report {
         identical: mirrors.iter().all(copy),
@@ -121,19 +121,19 @@ fn mirror(shards: &Shards, i: usize, verdict: Verdict) -> Mirror {
         if shards.copies(file).iter().any(|copy| copy.mirror == i) {
             files += 1;
         } else if path.symlink_metadata().is_ok() {
-            refused.push(path);
+            refused.push(path.display().to_string());
         } else {
             missing += 1;
         }
     }
     Mirror {
-        dir: shards.mirrors()[i].clone(),
+        dir: shards.mirrors()[i].display().to_string(),
         files,
         missing,
         refused,
         bytes: verdict.bytes,
         first_difference: verdict.difference.map(|d| FirstDifference {
-            file: path_in_mirror(shards, i, d.file),
+            file: path_in_mirror(shards, i, d.file).display().to_string(),
             tensor: d.tensor,
             offset: d.offset,
             error: d.unreadable.map(|e| e.source.to_string()),
@@ -144,22 +144,18 @@ fn mirror(shards: &Shards, i: usize, verdict: Verdict) -> Mirror {
 fn print(report: &Report) -> io::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     for mirror in &report.mirrors {
-        let dir = mirror.dir.display();
+        let dir = &mirror.dir;
         let same = human(mirror.bytes);
         writeln!(out, "{dir}: {same} in {} files are the same", mirror.files)?;
         if mirror.missing > 0 {
             writeln!(out, "  {} files are not there", mirror.missing)?;
         }
         for path in &mirror.refused {
-            writeln!(
-                out,
-                "  {} is no copy: size or header differ",
-                path.display()
-            )?;
+            writeln!(out, "  {} is no copy: size or header differ", path)?;
         }
         if let Some(difference) = &mirror.first_difference {
             let tensor = difference.tensor.as_deref().unwrap_or("the header");
-            let (file, offset) = (difference.file.display(), difference.offset);
+            let (file, offset) = (&difference.file, difference.offset);
             match &difference.error {
                 Some(error) => writeln!(
                     out,
