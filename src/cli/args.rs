@@ -10,7 +10,7 @@ use colibri_uring::shards::MAX_MIRRORS;
 
 use super::size::Size;
 
-/// Which model, and how it is run. None of it changes a number that the model computes.
+/// Which model, and how it is run. But for `--dsa`, none of it changes a number that the model computes.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// Directory with config.json and *.safetensors; give it several times for a model split over drives

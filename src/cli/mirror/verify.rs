@@ -145,8 +145,15 @@ fn print(report: &Report) -> io::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     for mirror in &report.mirrors {
         let dir = &mirror.dir;
-        let same = human(mirror.bytes);
-        writeln!(out, "{dir}: {same} in {} files are the same", mirror.files)?;
+        let (same, files) = (human(mirror.bytes), mirror.files);
+        match mirror.first_difference {
+            None if files == 0 => writeln!(out, "{dir}: there is no copy of any file")?,
+            None => writeln!(out, "{dir}: {same} in {files} files are the same")?,
+            Some(_) => writeln!(
+                out,
+                "{dir}: differs; the first difference comes after {same}"
+            )?,
+        }
         if mirror.missing > 0 {
             writeln!(out, "  {} files are not there", mirror.missing)?;
         }
