@@ -41,7 +41,7 @@ pub enum Refusal {
         /// Another one.
         second: Format,
     },
-    /// A format of the C engine that is not supported.
+    /// A format of another engine that is not supported.
     #[error("its format {0} is not supported")]
     Unsupported(&'static str),
     /// The stamp names something that nobody knows.
@@ -57,7 +57,7 @@ pub enum Refusal {
     },
 }
 
-/// Formats of the C engine that are recognised and refused, by the name in a stamp.
+/// Formats of other engines that are recognised and refused, by the name in a stamp.
 const UNSUPPORTED: [&str; 4] = [INT3, E8, "mxfp4", "int4-rans256-g0"];
 const INT3: &str = "int3-g64";
 const E8: &str = "e8-iq3-lattice";
