@@ -140,11 +140,6 @@ impl Engine {
         self.slabs.len()
     }
 
-    /// Bytes of memory that the slabs take.
-    pub fn bytes(&self) -> usize {
-        self.arena.bytes()
-    }
-
     /// The state of a slab.
     pub fn state(&self, slab: SlabId) -> SlabState {
         self.slabs[slab.index()].state

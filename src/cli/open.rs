@@ -180,17 +180,12 @@ fn lookahead(arg: LookaheadArg) -> Lookahead {
 /// What reading and computing has cost so far.
 pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
     let phases = session.stats().phases;
-    let io_wait_name = Phase::ALL
-        .iter()
-        .find(|(phase, _)| *phase == Phase::IoWait)
-        .map(|(_, name)| *name);
-    let (mut io_wait_seconds, mut compute_seconds) = (0.0, 0.0);
-    for (name, spent) in &phases {
-        match Some(*name) == io_wait_name {
-            true => io_wait_seconds += spent.as_secs_f64(),
-            false => compute_seconds += spent.as_secs_f64(),
-        }
-    }
+    let seconds = |waiting: bool| -> f64 {
+        let of_kind = phases
+            .iter()
+            .filter(|(phase, ..)| (*phase == Phase::IoWait) == waiting);
+        of_kind.map(|(_, _, spent)| spent.as_secs_f64()).sum()
+    };
     let store = session.store_mut();
     let stream = store.stats().clone();
     let mut stats = EngineStats {
@@ -199,11 +194,11 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
         expert_misses: stream.misses,
         speculative_reads: stream.speculative_reads,
         speculative_used: stream.speculative_used,
-        io_wait_seconds,
-        compute_seconds,
+        io_wait_seconds: seconds(true),
+        compute_seconds: seconds(false),
         phase_seconds: phases
             .iter()
-            .map(|(name, spent)| ((*name).to_owned(), spent.as_secs_f64()))
+            .map(|(_, name, spent)| ((*name).to_owned(), spent.as_secs_f64()))
             .collect(),
         ..EngineStats::default()
     };

@@ -45,8 +45,8 @@ impl Default for SessionOptions {
 /// What a session has done so far.
 #[derive(Clone, Debug)]
 pub struct Stats {
-    /// Time by phase, in the order of [`Phase::ALL`].
-    pub phases: Vec<(&'static str, Duration)>,
+    /// Time by phase, with its name, in the order of [`Phase::ALL`].
+    pub phases: Vec<(Phase, &'static str, Duration)>,
     /// Tokens computed.
     pub tokens: u64,
     /// Bytes of the KV cache, indexer keys included.
@@ -199,7 +199,7 @@ impl<'m> Session<'m> {
 
     /// What was done so far.
     pub fn stats(&self) -> Stats {
-        let phase = |(phase, name)| (name, self.clock.spent(phase));
+        let phase = |(phase, name)| (phase, name, self.clock.spent(phase));
         Stats {
             phases: Phase::ALL.map(phase).to_vec(),
             tokens: self.tokens,

@@ -472,14 +472,4 @@ impl ExpertStore {
     pub fn device(&self) -> &'static str {
         self.engine.device()
     }
-
-    /// Bytes of memory that the slabs take.
-    pub fn slab_bytes(&self) -> u64 {
-        self.engine.bytes() as u64
-    }
-
-    /// Number of slabs.
-    pub fn slabs(&self) -> usize {
-        self.engine.slabs()
-    }
 }
