@@ -1,5 +1,7 @@
 //! Tensors as weights: looked up by name, checked against the shape and type that the model needs.
 
+mod role;
+mod rows;
 mod stored;
 #[cfg(test)]
 mod tests;
@@ -10,6 +12,8 @@ use crate::quant::infer::{Refusal, not_finite};
 use crate::quant::{Format, Matrix};
 use crate::shards::{Cache, Dtype, ShardError, Shards};
 
+pub use role::{EMBEDDING, HEAD, Role, role};
+pub use rows::{Block, Piece, Rows, RowsError};
 pub use stored::{Matrices, Stored, floats, scales_name};
 
 /// Why a tensor cannot be the weight that it is named for.

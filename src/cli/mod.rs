@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 mod args;
+mod convert;
 mod decode;
 mod doctor;
 mod inspect;
@@ -42,6 +43,7 @@ enum Command {
     Profile(profile::ProfileArgs),
     Mirror(mirror::MirrorArgs),
     Inspect(inspect::InspectArgs),
+    Convert(convert::ConvertArgs),
     Doctor(doctor::DoctorArgs),
 }
 
@@ -55,6 +57,7 @@ pub fn main() -> ExitCode {
         Command::Profile(args) => profile::run(&args),
         Command::Mirror(args) => mirror::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Convert(args) => convert::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
     match outcome {
