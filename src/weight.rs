@@ -1,5 +1,6 @@
 //! Tensors as weights: looked up by name, checked against the shape and type that the model needs.
 
+mod quantised;
 mod role;
 mod rows;
 mod stored;
@@ -8,10 +9,13 @@ mod tests;
 
 use std::path::PathBuf;
 
+use crate::pool::Pool;
+use crate::quant::encode::{NotFinite, Packing};
 use crate::quant::infer::{Refusal, not_finite};
 use crate::quant::{Format, Matrix};
 use crate::shards::{Cache, Dtype, ShardError, Shards};
 
+pub use quantised::{packed_bytes, packing_of};
 pub use role::{EMBEDDING, HEAD, Role, role};
 pub use rows::{Block, Piece, Rows, RowsError};
 pub use stored::{Matrices, Stored, floats, scales_name};
@@ -76,6 +80,14 @@ pub enum WeightError {
         /// The scale.
         value: f32,
     },
+    /// A weight that should be quantised is infinite or NaN.
+    #[error("tensor {name} cannot be quantised: {source}")]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// Which weight.
+        source: NotFinite,
+    },
     /// Its sizes are those of no supported format.
     #[error("tensor {name}: {source}")]
     Format {
@@ -123,6 +135,8 @@ impl Weight {
 pub struct Loader<'a> {
     shards: &'a Shards,
     matrices: Matrices<'a>,
+    /// What float and FP8 matrices become, and who does it.
+    dense: Option<(Packing, Pool)>,
     bytes: u64,
 }
 
@@ -135,8 +149,16 @@ impl<'a> Loader<'a> {
         Ok(Loader {
             shards,
             matrices: Matrices::new(shards)?,
+            dense: None,
             bytes: 0,
         })
+    }
+
+    /// Quantises float and FP8 matrices as they are read, on `threads` threads: see [`packing_of`].
+    #[must_use]
+    pub fn quantising(mut self, dense: Packing, threads: usize) -> Loader<'a> {
+        self.dense = Some((dense, Pool::new(threads)));
+        self
     }
 
     /// Bytes of everything loaded so far.
@@ -149,12 +171,20 @@ impl<'a> Loader<'a> {
         self.shards.find(name).is_some()
     }
 
-    /// A matrix in its stored width.
+    /// A matrix in its stored width, or quantised.
     ///
     /// # Errors
-    /// Those of [`Matrices::find`], scales that are infinite or NaN, and a failed read.
+    /// Those of [`Matrices::find`], scales, or weights to be quantised, that are infinite or NaN, and a failed read.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, WeightError> {
         let stored = self.matrices.find(name, &[rows, cols])?;
+        if let Some((dense, pool)) = &self.dense
+            && let Some(packing) = packing_of(name, *dense)
+            && quantised::is_float(stored.format)
+        {
+            let weight = quantised::read(self.shards, pool, &stored, (rows, cols), packing)?;
+            self.bytes += (weight.bytes.len() + weight.scales.len()) as u64;
+            return Ok(weight);
+        }
         // The copy here is the resident one; a second in the page cache would only take memory.
         let bytes = self.shards.read_raw(name, Cache::Drop)?;
         let mut scales = Vec::new();

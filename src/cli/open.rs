@@ -9,13 +9,14 @@ use colibri_uring::config::Config;
 use colibri_uring::model::{
     LoadOptions, Model, Phase, Session, SessionOptions, kv_bytes, resident_bytes, scores_bytes,
 };
-use colibri_uring::plan::{self, Experts, Needs, Wish};
+use colibri_uring::plan::{self, Experts, Needs, PlanError, Wish};
 use colibri_uring::pool::Pool;
+use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::slots::Slots;
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
 
-use super::args::{DsaArg, LookaheadArg, ModelArgs, check_mirrors};
+use super::args::{DenseBits, DsaArg, LookaheadArg, ModelArgs, check_mirrors};
 use super::interrupt;
 use super::size::human;
 use super::stats::{EngineStats, Latency, Replica};
@@ -60,6 +61,8 @@ impl Indexed {
         let top_k = config.num_experts_per_tok;
         let options = LoadOptions {
             dsa: args.dsa == DsaArg::On,
+            dense: args.dense_bits.map(Packing::from),
+            threads: args.threads(),
         };
         let model = Model::load(&shards, config, options)?;
         let store_options = StoreOptions {
@@ -100,7 +103,7 @@ fn plan_slots(
     ensure!(context > 0, "there is nothing to do: no token is given");
     let scratch = SessionOptions::default().scratch_bytes as u64;
     let needs = Needs {
-        dense: resident_bytes(shards, config),
+        dense: resident_bytes(shards, config, args.dense_bits.map(Packing::from)),
         kv: kv_bytes(config, args.dsa == DsaArg::On, context),
         scratch: scratch
             .saturating_add(PROGRAM)
@@ -123,7 +126,18 @@ fn plan_slots(
         (Err(_), Some(ram)) => ram.0,
         (Err(e), None) => return Err(e).context("give --ram"),
     };
-    let plan = plan::plan(&needs, experts, wish, available)?;
+    let mut plan = plan::plan(&needs, experts, wish, available);
+    if let Err(PlanError::DoesNotFit { advice, .. }) = &mut plan
+        && args.dense_bits.is_none()
+    {
+        // Worth saying only where it helps.
+        let dense = resident_bytes(shards, config, Some(DenseBits::Four.into()));
+        let smaller = Needs { dense, ..needs };
+        if dense < needs.dense && plan::plan(&smaller, experts, wish, available).is_ok() {
+            *advice = "give --dense-bits 4, with which it fits";
+        }
+    }
+    let plan = plan?;
     if plan.total > available {
         tracing::warn!(
             "{} are planned, and only {} are available: the process may be killed",

@@ -7,6 +7,7 @@ use crate::model::indexer::Indexer;
 use crate::model::mlp::Mlp;
 use crate::model::moe::Moe;
 use crate::model::rope::Rope;
+use crate::quant::encode::Packing;
 use crate::shards::Shards;
 use crate::weight::{Loader, Weight, WeightError};
 
@@ -15,11 +16,19 @@ use crate::weight::{Loader, Weight, WeightError};
 pub struct LoadOptions {
     /// Whether sparse attention is used where the model has it.
     pub dsa: bool,
+    /// What float and FP8 matrices become as they are read, embedding and head excepted, which become int8; `None` keeps them.
+    pub dense: Option<Packing>,
+    /// Threads that quantise.
+    pub threads: usize,
 }
 
 impl Default for LoadOptions {
     fn default() -> LoadOptions {
-        LoadOptions { dsa: true }
+        LoadOptions {
+            dsa: true,
+            dense: None,
+            threads: 1,
+        }
     }
 }
 
@@ -78,6 +87,9 @@ impl Model {
         options: LoadOptions,
     ) -> Result<Model, ModelError> {
         let mut loader = Loader::new(shards)?;
+        if let Some(dense) = options.dense {
+            loader = loader.quantising(dense, options.threads);
+        }
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let sparsity = sparsity(&loader, &config, options);
         let embed = loader.matrix("model.embed_tokens.weight", vocab, hidden)?;

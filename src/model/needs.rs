@@ -3,11 +3,13 @@
 use crate::config::{Config, IndexerKind};
 use crate::model::attention::MAX_GROUP;
 use crate::model::kv::Rows;
+use crate::quant::encode::Packing;
 use crate::shards::{Dtype, Shards};
+use crate::weight::packed_bytes;
 
 /// Bytes of the resident weights: every tensor of the index that is neither a routed expert nor of a layer beyond the
-/// last. Vectors are kept as f32, whatever they are stored as.
-pub fn resident_bytes(shards: &Shards, config: &Config) -> u64 {
+/// last. Vectors are kept as f32, whatever they are stored as, and float and FP8 matrices become `dense` if that is given.
+pub fn resident_bytes(shards: &Shards, config: &Config, dense: Option<Packing>) -> u64 {
     let beyond = |name: &str| {
         let layer = name
             .strip_prefix("model.layers.")
@@ -19,9 +21,12 @@ pub fn resident_bytes(shards: &Shards, config: &Config) -> u64 {
     shards
         .iter()
         .filter(|t| !t.name.contains(".mlp.experts.") && !beyond(t.name))
-        .map(|t| match t.dtype {
-            Dtype::Bf16 | Dtype::F16 if t.shape.len() == 1 => 2 * t.bytes,
-            _ => t.bytes,
+        .map(|t| {
+            let packed = dense.and_then(|dense| packed_bytes(shards, &t, dense));
+            packed.unwrap_or(match t.dtype {
+                Dtype::Bf16 | Dtype::F16 if t.shape.len() == 1 => 2 * t.bytes,
+                _ => t.bytes,
+            })
         })
         .fold(0, u64::saturating_add)
 }
