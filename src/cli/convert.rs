@@ -1,6 +1,6 @@
 //! `convert`: quantise a checkpoint into a container.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -137,10 +137,13 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
             planned.requantised
         );
     }
-    if !args.json {
-        describe(&planned, args)?;
-    }
     conversion.check_space()?;
+    // Like the progress bar: for people who watch.
+    if args.dry_run && !args.json {
+        io::stdout().write_all(describe(&planned, args).as_bytes())?;
+    } else if !args.json && io::stderr().is_terminal() {
+        io::stderr().write_all(describe(&planned, args).as_bytes())?;
+    }
     let summary = if args.dry_run {
         planned
     } else {
@@ -177,8 +180,8 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is going to happen, for people: on stderr, because it is no result.
-fn describe(summary: &Summary, args: &ConvertArgs) -> io::Result<()> {
+/// What is going to happen, for people.
+fn describe(summary: &Summary, args: &ConvertArgs) -> String {
     let mut text = format!(
         "{} become {} in {} shards; {} are free at {}\n",
         human(summary.bytes_in),
@@ -206,5 +209,5 @@ fn describe(summary: &Summary, args: &ConvertArgs) -> io::Result<()> {
             summary.finished_before, summary.shards
         );
     }
-    io::stderr().write_all(text.as_bytes())
+    text
 }

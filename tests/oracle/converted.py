@@ -90,7 +90,11 @@ def one(spec, fixture: Path, recipe: dict, seed: int, record) -> dict:
 def write(spec, fixture: Path, record, at: int) -> None:
     """Writes converted.json with the default recipe and one of the others, as far as the choices of the model are clear."""
     home = fixture / spec.dirs[0]
-    spec = replace(spec, config=json.loads((home / "config.json").read_text()), eos_at=None)
+    generation = home / "generation_config.json"
+    spec = replace(
+        spec, config=json.loads((home / "config.json").read_text()), eos_at=None,
+        generation_config=json.loads(generation.read_text()) if generation.exists() else None,
+    )
     seed = json.loads((fixture / "expected.json").read_text())["about"]["seed"]
     others = RECIPES[1:]
     order = [RECIPES[0]] + others[at % len(others):] + others[:at % len(others)]
