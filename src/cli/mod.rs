@@ -14,6 +14,7 @@ mod inspect;
 mod interrupt;
 mod mirror;
 mod open;
+mod output;
 mod printer;
 mod profile;
 mod progress;

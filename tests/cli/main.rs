@@ -12,6 +12,7 @@ mod ends;
 mod hostile_shards;
 mod hostile_text;
 mod identical;
+mod lookahead;
 mod reference;
 mod sandbox;
 mod usage;
