@@ -359,8 +359,9 @@ fn a_plan_that_dense_bits_would_make_fit_says_so() {
     // Somewhere between what both need is what only the smaller one needs.
     let fits = |ram: u64, more: &[&str]| run(ram, more).status.success();
     let least = |more: &[&str]| {
-        let (mut low, mut high) = (0, 1 << 30);
-        while high - low > 1 {
+        let (mut low, mut high) = (24 << 20, 88 << 20);
+        assert!(!fits(low, more) && fits(high, more));
+        while high - low > 4096 {
             let middle = (low + high) / 2;
             *(if fits(middle, more) {
                 &mut high
@@ -373,5 +374,5 @@ fn a_plan_that_dense_bits_would_make_fit_says_so() {
     let (four, stored) = (least(&["--dense-bits", "4"]), least(&[]));
     assert!(four < stored);
     let says = |ram| error_of(&run(ram, &[])).contains("give --dense-bits 4");
-    assert!(says(four) && says(stored - 1) && !says(four - 1));
+    assert!(says(four) && says(stored - 4096) && !says(four - 4096));
 }
