@@ -2,7 +2,7 @@
 //!
 //! [`Shards::open`] finds the files (`scan`), has their headers read concurrently and parses each
 //! (`header`), and merges them into one hash index (`index`); `mirror` decides which files of other directories are copies of
-//! them; `read` gets tensors out of them.
+//! them; `read` gets tensors out of them, `write` makes new shards.
 
 mod dtype;
 mod error;
@@ -12,6 +12,7 @@ mod mirror;
 mod read;
 mod readahead;
 mod scan;
+mod write;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ pub use dtype::Dtype;
 pub use error::{Flaw, ShardError};
 pub use header::{MAX_HEADER, Metadata};
 pub use mirror::{MAX_MIRRORS, MirrorFile};
+pub use write::{Planned, ShardWriter, WriteError, free_space, shard_bytes, write_whole};
 
 use header::{Header, Record};
 use index::Index;
