@@ -15,6 +15,7 @@ pub mod quant;
 pub mod sample;
 pub mod shards;
 pub mod stream;
+pub mod synth;
 pub mod tokenizer;
 pub mod verify;
 pub mod weight;

@@ -19,6 +19,7 @@ mod progress;
 mod score;
 mod size;
 mod stats;
+mod synth;
 
 /// Runs mixture-of-experts language models far larger than memory, their experts streamed from SSD through io_uring.
 #[derive(Debug, Parser)]
@@ -43,6 +44,7 @@ enum Command {
     Mirror(mirror::MirrorArgs),
     Inspect(inspect::InspectArgs),
     Doctor(doctor::DoctorArgs),
+    Synth(synth::SynthArgs),
 }
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
@@ -56,6 +58,7 @@ pub fn main() -> ExitCode {
         Command::Mirror(args) => mirror::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Synth(args) => synth::run(&args),
     };
     match outcome {
         Ok(code) => code,
