@@ -15,7 +15,7 @@ use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
-use super::open::{self, Indexed};
+use super::open::{self, Indexed, Tokens};
 use super::printer::{Printer, nowhere};
 use super::size::human;
 use super::stats::{Stats, peak_rss_bytes};
@@ -148,9 +148,12 @@ impl Input {
     }
 
     /// Tokens that the context has to hold.
-    fn context(&self, args: &DecodeArgs) -> usize {
+    fn tokens(&self, args: &DecodeArgs) -> Tokens {
         let new = self.replay.as_ref().map_or(args.n, Vec::len);
-        self.prompt.len().saturating_add(new)
+        Tokens {
+            context: self.prompt.len().saturating_add(new),
+            prompt: self.prompt.len(),
+        }
     }
 }
 
@@ -195,7 +198,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
             stop: config.eos_token_ids.clone(),
         },
     };
-    let (opened, store) = indexed.load(&args.model, input.context(args))?;
+    let (opened, store) = indexed.load(&args.model, input.tokens(args))?;
     let mut session = opened.session(store)?;
     let out = if args.json {
         nowhere()

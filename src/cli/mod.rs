@@ -13,6 +13,7 @@ mod inspect;
 mod interrupt;
 mod mirror;
 mod open;
+mod plan;
 mod printer;
 mod profile;
 mod progress;
@@ -44,6 +45,7 @@ enum Command {
     Mirror(mirror::MirrorArgs),
     Inspect(inspect::InspectArgs),
     Doctor(doctor::DoctorArgs),
+    Plan(Box<plan::PlanArgs>),
     Synth(synth::SynthArgs),
 }
 
@@ -58,6 +60,7 @@ pub fn main() -> ExitCode {
         Command::Mirror(args) => mirror::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Synth(args) => synth::run(&args),
     };
     match outcome {

@@ -1,10 +1,7 @@
 //! The files that hold experts, and where an expert's matrices go in a slab.
 
-use std::sync::Arc;
-
 use colibri_ring::extent::{Layout, Range};
-use colibri_ring::file::File;
-use colibri_ring::replica::{DirectMode, Files, Replica, Replicas};
+use colibri_ring::replica::{DirectMode, Files};
 
 use super::StreamError;
 use super::cache::Key;
@@ -16,19 +13,6 @@ use crate::shards::Shards;
 pub(super) const GATE_UP: u8 = 0;
 /// Part of a slab that holds down.
 pub(super) const DOWN: u8 = 1;
-
-/// Every file of a model with its copies. A source is a directory: first the model's, then the mirrors.
-pub fn replicas(shards: &Shards) -> Vec<Replicas> {
-    let with_copies = |(i, file): (usize, &Arc<File>)| {
-        let primary = Replica::new(file.clone(), shards.dir_of(i));
-        let copies = shards
-            .copies(i)
-            .iter()
-            .map(|copy| Replica::new(copy.file.clone(), shards.dirs().len() + copy.mirror));
-        std::iter::once(primary).chain(copies).collect()
-    };
-    shards.files().iter().enumerate().map(with_copies).collect()
-}
 
 /// The catalogue of experts, the files behind it, and the classes of slabs that they need.
 #[derive(Debug)]
@@ -49,7 +33,7 @@ impl ExpertFiles {
         catalog: Catalog,
         direct: DirectMode,
     ) -> Result<ExpertFiles, StreamError> {
-        let files = Files::new(replicas(shards), direct)?;
+        let files = Files::new(shards.replicas(), direct)?;
         let mut experts = ExpertFiles {
             files,
             catalog,
