@@ -20,7 +20,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MIRROR")]
     pub mirror: Vec<PathBuf>,
     /// Memory for everything, like 24GiB [default: what is available]
-    #[arg(long, value_name = "SIZE", env = "COLIBRI_RAM")]
+    #[arg(long, value_name = "SIZE", value_parser = super::size::memory, env = "COLIBRI_RAM")]
     pub ram: Option<Size>,
     /// Expert slabs for each MoE layer; 0 is the minimum, top_k + 1 in all [default: as many as fit]
     #[arg(long, value_name = "N", env = "COLIBRI_CACHE_SLOTS")]

@@ -14,12 +14,14 @@ mod interrupt;
 mod mirror;
 mod open;
 mod output;
+mod plan;
 mod printer;
 mod profile;
 mod progress;
 mod score;
 mod size;
 mod stats;
+mod synth;
 
 /// Runs mixture-of-experts language models far larger than memory, their experts streamed from SSD through io_uring.
 #[derive(Debug, Parser)]
@@ -44,6 +46,8 @@ enum Command {
     Mirror(mirror::MirrorArgs),
     Inspect(inspect::InspectArgs),
     Doctor(doctor::DoctorArgs),
+    Plan(Box<plan::PlanArgs>),
+    Synth(synth::SynthArgs),
 }
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
@@ -57,6 +61,8 @@ pub fn main() -> ExitCode {
         Command::Mirror(args) => mirror::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Synth(args) => synth::run(&args),
     };
     match outcome {
         Ok(code) => code,
