@@ -10,9 +10,9 @@ use colibri_uring::model::{LoadOptions, Model, Phase, Session, SessionOptions};
 use colibri_uring::plan::{self, Ask, Plan, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
-use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
+use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 
-use super::args::{DirectArg, DsaArg, LookaheadArg, ModelArgs, check_mirrors};
+use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors};
 use super::interrupt;
 use super::progress;
 use super::size::human;
@@ -96,7 +96,7 @@ impl Indexed {
         let model = model?;
         let store_options = StoreOptions {
             slots: plan.slots,
-            lookahead: lookahead(args.lookahead),
+            lookahead: args.lookahead.into(),
             engine: Options {
                 kind: args.engine.into(),
                 ..Options::default()
@@ -188,14 +188,6 @@ impl Opened {
             scratch_bytes: self.scratch_bytes,
         };
         Ok(Session::new(&self.model, store, &self.pool, options))
-    }
-}
-
-fn lookahead(arg: LookaheadArg) -> Lookahead {
-    match arg {
-        LookaheadArg::Auto => Lookahead::Auto,
-        LookaheadArg::Off => Lookahead::Off,
-        LookaheadArg::Experts(n) => Lookahead::Experts(n as usize),
     }
 }
 
