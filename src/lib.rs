@@ -17,6 +17,7 @@ pub mod sample;
 pub mod shards;
 pub mod simulate;
 pub mod stream;
+pub mod synth;
 pub mod tokenizer;
 pub mod verify;
 pub mod weight;

@@ -1,5 +1,6 @@
 //! Tensors as weights: looked up by name, checked against the shape and type that the model needs.
 
+mod load;
 mod quantised;
 mod role;
 mod rows;
@@ -8,14 +9,21 @@ mod stored;
 mod tests;
 
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
-use crate::pool::Pool;
-use crate::quant::encode::{NotFinite, Packing};
-use crate::quant::infer::{Refusal, not_finite};
+use colibri_ring::arena::ArenaError;
+use colibri_ring::bulk::BulkError;
+use colibri_ring::extent::RangeError;
+
+use crate::quant::encode::NotFinite;
+use crate::quant::infer::Refusal;
 use crate::quant::{Format, Matrix};
-use crate::shards::{Cache, Dtype, ShardError, Shards};
+use crate::shards::{Dtype, ShardError};
 
-pub use quantised::{packed_bytes, packing_of};
+use load::Resident;
+pub use load::{Loader, resident_bytes};
+use quantised::Quantised;
+pub use quantised::packing_of;
 pub use role::{EMBEDDING, HEAD, Role, role};
 pub use rows::{Block, Piece, Rows, RowsError};
 pub use stored::{Matrices, Stored, floats, scales_name};
@@ -70,6 +78,40 @@ pub enum WeightError {
         /// Its type.
         found: Dtype,
     },
+    /// It cannot be read.
+    #[error("cannot read tensor {name}: {source}")]
+    Read {
+        /// The tensor.
+        name: String,
+        /// File, offset, and the operating system's answer.
+        source: BulkError,
+    },
+    /// Its place in its file is impossible.
+    #[error("tensor {name}: {source}")]
+    Place {
+        /// The tensor.
+        name: String,
+        /// Why.
+        source: RangeError,
+    },
+    /// There is no memory for the resident weights.
+    #[error("cannot allocate {bytes} bytes for the resident weights: {source}")]
+    Memory {
+        /// Wanted bytes.
+        bytes: u64,
+        /// The operating system's answer.
+        source: ArenaError,
+    },
+    /// A norm, a bias or a router's weight is infinite or NaN.
+    #[error("tensor {name}: value {index} is {value}")]
+    Value {
+        /// The tensor.
+        name: String,
+        /// Which one.
+        index: usize,
+        /// The value.
+        value: f32,
+    },
     /// A scale is infinite or NaN.
     #[error("tensor {name}: scale {index} is {value}")]
     Scale {
@@ -106,116 +148,58 @@ pub enum WeightError {
     },
 }
 
-/// A resident weight matrix [rows, cols], in the bytes it was stored in.
+/// A resident weight matrix [rows, cols], in the bytes it was stored in, or quantised.
 #[derive(Debug)]
 pub struct Weight {
     format: Format,
     rows: usize,
     cols: usize,
-    bytes: Vec<u8>,
-    scales: Vec<u8>,
+    store: Store,
+}
+
+/// Where the bytes of a matrix are, once the loader has finished.
+#[derive(Debug)]
+enum Store {
+    /// As they were stored, among all others.
+    Resident {
+        resident: Arc<OnceLock<Resident>>,
+        /// Index of its ranges in [`Resident`].
+        bytes: usize,
+        scales: Option<usize>,
+    },
+    /// Made while it was read.
+    Quantised(Arc<OnceLock<Quantised>>),
 }
 
 impl Weight {
     /// The matrix, for products.
+    ///
+    /// # Panics
+    /// Before [`Loader::finish`].
     pub fn matrix(&self) -> Matrix<'_> {
+        const FINISHED: &str = "the loader has finished";
+        let (bytes, scales) = match &self.store {
+            Store::Resident {
+                resident,
+                bytes,
+                scales,
+            } => {
+                let resident = resident.get().expect(FINISHED);
+                let scales = scales.map_or(&[][..], |range| resident.range(range));
+                (resident.range(*bytes), scales)
+            }
+            Store::Quantised(made) => {
+                let made = made.get().expect(FINISHED);
+                (&made.bytes[..], &made.scales[..])
+            }
+        };
         Matrix {
             format: self.format,
             rows: self.rows,
             cols: self.cols,
-            bytes: &self.bytes,
-            scales: &self.scales,
-            skip: 0,
-        }
-    }
-}
-
-/// Reads resident weights and counts their bytes.
-#[derive(Debug)]
-pub struct Loader<'a> {
-    shards: &'a Shards,
-    matrices: Matrices<'a>,
-    /// What float and FP8 matrices become, and who does it.
-    dense: Option<(Packing, Pool)>,
-    bytes: u64,
-}
-
-impl<'a> Loader<'a> {
-    /// A loader that has loaded nothing yet.
-    ///
-    /// # Errors
-    /// A malformed stamp of formats.
-    pub fn new(shards: &'a Shards) -> Result<Loader<'a>, WeightError> {
-        Ok(Loader {
-            shards,
-            matrices: Matrices::new(shards)?,
-            dense: None,
-            bytes: 0,
-        })
-    }
-
-    /// Quantises float and FP8 matrices as they are read, on `threads` threads: see [`packing_of`].
-    #[must_use]
-    pub fn quantising(mut self, dense: Packing, threads: usize) -> Loader<'a> {
-        self.dense = Some((dense, Pool::new(threads)));
-        self
-    }
-
-    /// Bytes of everything loaded so far.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Whether there is a tensor of that name.
-    pub fn has(&self, name: &str) -> bool {
-        self.shards.find(name).is_some()
-    }
-
-    /// A matrix in its stored width, or quantised.
-    ///
-    /// # Errors
-    /// Those of [`Matrices::find`], scales, or weights to be quantised, that are infinite or NaN, and a failed read.
-    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, WeightError> {
-        let stored = self.matrices.find(name, &[rows, cols])?;
-        if let Some((dense, pool)) = &self.dense
-            && let Some(packing) = packing_of(name, *dense)
-            && quantised::is_float(stored.format)
-        {
-            let weight = quantised::read(self.shards, pool, &stored, (rows, cols), packing)?;
-            self.bytes += (weight.bytes.len() + weight.scales.len()) as u64;
-            return Ok(weight);
-        }
-        // The copy here is the resident one; a second in the page cache would only take memory.
-        let bytes = self.shards.read_raw(name, Cache::Drop)?;
-        let mut scales = Vec::new();
-        if let Some(tensor) = stored.scales {
-            scales = self.shards.read_raw(tensor.name, Cache::Drop)?;
-            if let Some((index, value)) = not_finite(&scales) {
-                return Err(WeightError::Scale {
-                    name: tensor.name.into(),
-                    index,
-                    value,
-                });
-            }
-        }
-        self.bytes += (bytes.len() + scales.len()) as u64;
-        Ok(Weight {
-            format: stored.format,
-            rows,
-            cols,
             bytes,
             scales,
-        })
-    }
-
-    /// A vector as f32: a norm, a bias.
-    ///
-    /// # Errors
-    /// When it is missing, has another shape, is not of floats, or cannot be read.
-    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, WeightError> {
-        floats(&self.shards.get(name)?, &[len])?;
-        let values = self.shards.read_f32(name, Cache::Drop)?;
-        self.bytes += 4 * values.len() as u64;
-        Ok(values)
+            skip: 0,
+        }
     }
 }

@@ -8,6 +8,7 @@ use colibri_ring::engine::EngineKind;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::MAX_MIRRORS;
+use colibri_uring::stream::Lookahead;
 
 use super::size::Size;
 
@@ -21,7 +22,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MIRROR")]
     pub mirror: Vec<PathBuf>,
     /// Memory for everything, like 24GiB [default: what is available]
-    #[arg(long, value_name = "SIZE", env = "COLIBRI_RAM")]
+    #[arg(long, value_name = "SIZE", value_parser = super::size::memory, env = "COLIBRI_RAM")]
     pub ram: Option<Size>,
     /// Expert slabs for each MoE layer; 0 is the minimum, top_k + 1 in all [default: as many as fit]
     #[arg(long, value_name = "N", env = "COLIBRI_CACHE_SLOTS")]
@@ -164,6 +165,16 @@ pub enum LookaheadArg {
     Off,
     /// This many.
     Experts(u32),
+}
+
+impl From<LookaheadArg> for Lookahead {
+    fn from(arg: LookaheadArg) -> Lookahead {
+        match arg {
+            LookaheadArg::Auto => Lookahead::Auto,
+            LookaheadArg::Off => Lookahead::Off,
+            LookaheadArg::Experts(n) => Lookahead::Experts(n as usize),
+        }
+    }
 }
 
 impl FromStr for LookaheadArg {

@@ -6,20 +6,37 @@ use anyhow::{Context, ensure};
 use colibri_ring::engine::Options;
 use colibri_ring::replica::Stats;
 use colibri_uring::config::Config;
-use colibri_uring::model::{
-    LoadOptions, Model, Phase, Session, SessionOptions, kv_bytes, resident_bytes, scores_bytes,
-};
-use colibri_uring::plan::{self, Experts, Needs, PlanError, Wish};
+use colibri_uring::model::{LoadOptions, Model, Phase, Session, SessionOptions};
+use colibri_uring::plan::{self, Ask, Plan, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::Shards;
-use colibri_uring::stream::slots::Slots;
-use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
+use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 
-use super::args::{DenseBits, DsaArg, LookaheadArg, ModelArgs, check_mirrors};
+use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors};
 use super::interrupt;
+use super::progress;
 use super::size::human;
 use super::stats::{EngineStats, Foreseen, Latency, Replica};
+
+/// Tokens that memory is planned for.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens {
+    /// Of the whole context.
+    pub context: usize,
+    /// Of the prompt, which is computed at once as far as memory allows.
+    pub prompt: usize,
+}
+
+impl Tokens {
+    /// All of them are the prompt.
+    pub fn all_at_once(tokens: usize) -> Tokens {
+        Tokens {
+            context: tokens,
+            prompt: tokens,
+        }
+    }
+}
 
 /// A model of which the config and the index are known, and nothing is loaded.
 #[derive(Debug)]
@@ -48,8 +65,15 @@ impl Indexed {
         &self.config
     }
 
-    /// Plans the memory for a context of up to `context` tokens, then loads the resident weights and makes the slabs.
-    pub fn load(self, args: &ModelArgs, context: usize) -> anyhow::Result<(Opened, ExpertStore)> {
+    /// What the model would need for a context. Nothing is loaded.
+    pub fn survey(&self, args: &ModelArgs, tokens: Tokens) -> anyhow::Result<Survey> {
+        let catalog = Catalog::new(&self.shards, &self.config)?;
+        let files = ExpertFiles::new(&self.shards, catalog, args.direct.into())?;
+        Ok(survey(args, tokens, &self.shards, &self.config, &files))
+    }
+
+    /// Plans the memory for a context, then loads the resident weights and makes the slabs.
+    pub fn load(self, args: &ModelArgs, tokens: Tokens) -> anyhow::Result<(Opened, ExpertStore)> {
         let Indexed {
             start,
             config,
@@ -57,17 +81,28 @@ impl Indexed {
         } = self;
         let catalog = Catalog::new(&shards, &config)?;
         let files = ExpertFiles::new(&shards, catalog, args.direct.into())?;
-        let slots = plan_slots(args, context, &shards, &config, &files)?;
+        ensure!(
+            tokens.context > 0,
+            "there is nothing to do: no token is given"
+        );
+        let plan = plan_memory(&survey(args, tokens, &shards, &config, &files))?;
         let top_k = config.num_experts_per_tok;
         let options = LoadOptions {
             dsa: args.dsa == DsaArg::On,
             dense: args.dense_bits.map(Packing::from),
             threads: args.threads(),
+            direct: args.direct != DirectArg::Off,
         };
-        let model = Model::load(&shards, config, options)?;
+        let bar = progress::bytes(plan.needs.dense);
+        let model = Model::load_with(&shards, config, options, &|done, all| {
+            bar.set_length(all);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        let model = model?;
         let store_options = StoreOptions {
-            slots,
-            lookahead: lookahead(args.lookahead),
+            slots: plan.slots,
+            lookahead: args.lookahead.into(),
             engine: Options {
                 kind: args.engine.into(),
                 ..Options::default()
@@ -81,6 +116,7 @@ impl Indexed {
                 shards,
                 model,
                 pool,
+                scratch_bytes: usize::try_from(plan.needs.scratch)?,
                 load_seconds,
             },
             store,
@@ -88,72 +124,50 @@ impl Indexed {
     }
 }
 
-/// The slabs that fit beside everything else.
-fn plan_slots(
+/// What the model needs, and what there is for it.
+fn survey(
     args: &ModelArgs,
-    context: usize,
+    tokens: Tokens,
     shards: &Shards,
     config: &Config,
     files: &ExpertFiles,
-) -> anyhow::Result<Slots> {
-    /// The program itself, its stacks, the queues of the ring.
-    const PROGRAM: u64 = 24 << 20;
-    /// Bytes of index for a tensor: name, shape, place, hash.
-    const INDEX_ENTRY: u64 = 256;
-    ensure!(context > 0, "there is nothing to do: no token is given");
-    let scratch = SessionOptions::default().scratch_bytes as u64;
-    let needs = Needs {
-        dense: resident_bytes(shards, config, args.dense_bits.map(Packing::from)),
-        kv: kv_bytes(config, args.dsa == DsaArg::On, context),
-        scratch: scratch
-            .saturating_add(PROGRAM)
-            .saturating_add(scores_bytes(args.threads(), context)),
-        index: shards.len() as u64 * INDEX_ENTRY,
+) -> Survey {
+    let ask = Ask {
+        context: tokens.context,
+        prompt: tokens.prompt,
+        threads: args.threads(),
+        dsa: args.dsa == DsaArg::On,
+        dense: args.dense_bits.map(Packing::from),
+        wish: Wish {
+            ram: args.ram.map(|size| size.0),
+            cache_slots: args.cache_slots,
+        },
     };
-    let footprints = files.footprints();
-    let experts = Experts {
-        footprints: &footprints,
-        moe_layers: files.moe_layers(),
-        top_k: config.num_experts_per_tok,
-    };
-    let wish = Wish {
-        ram: args.ram.map(|size| size.0),
-        cache_slots: args.cache_slots,
-    };
-    // What is not known bounds nothing that was given explicitly.
-    let available = match (plan::available(&plan::Roots::default()), args.ram) {
-        (Ok(available), _) => available.budget(),
-        (Err(_), Some(ram)) => ram.0,
-        (Err(e), None) => return Err(e).context("give --ram"),
-    };
-    let mut plan = plan::plan(&needs, experts, wish, available);
-    if let Err(PlanError::DoesNotFit { advice, .. }) = &mut plan
-        && args.dense_bits.is_none()
+    plan::survey(shards, config, files, ask, &Roots::default())
+}
+
+/// The slabs and the scratch that fit beside everything else.
+fn plan_memory(survey: &Survey) -> anyhow::Result<Plan> {
+    let plan = survey.plan()?;
+    if let Ok(available) = &survey.available
+        && plan.total > available.budget()
     {
-        // Worth saying only where it helps.
-        let dense = resident_bytes(shards, config, Some(DenseBits::Four.into()));
-        let smaller = Needs { dense, ..needs };
-        if dense < needs.dense && plan::plan(&smaller, experts, wish, available).is_ok() {
-            *advice = "give --dense-bits 4, with which it fits";
-        }
-    }
-    let plan = plan?;
-    if plan.total > available {
         tracing::warn!(
             "{} are planned, and only {} are available: the process may be killed",
             human(plan.total),
-            human(available)
+            human(available.budget())
         );
     }
     tracing::info!(
-        "memory: {} of {}: {} of resident weights, {} of expert slabs, {} of KV cache",
+        "memory: {} of {}: {} of resident weights, {} of expert slabs, {} of KV cache, {} of scratch",
         human(plan.total),
         human(plan.budget),
-        human(needs.dense),
+        human(plan.needs.dense),
         human(plan.slots.bytes()),
-        human(needs.kv),
+        human(plan.needs.kv),
+        human(plan.needs.scratch),
     );
-    Ok(plan.slots)
+    Ok(plan)
 }
 
 /// A loaded model.
@@ -162,6 +176,7 @@ pub struct Opened {
     shards: Shards,
     model: Model,
     pool: Pool,
+    scratch_bytes: usize,
     load_seconds: f64,
 }
 
@@ -177,17 +192,9 @@ impl Opened {
         let stop = interrupt::install().context("cannot handle Ctrl-C")?;
         let options = SessionOptions {
             stop: Some(stop),
-            ..SessionOptions::default()
+            scratch_bytes: self.scratch_bytes,
         };
         Ok(Session::new(&self.model, store, &self.pool, options))
-    }
-}
-
-fn lookahead(arg: LookaheadArg) -> Lookahead {
-    match arg {
-        LookaheadArg::Auto => Lookahead::Auto,
-        LookaheadArg::Off => Lookahead::Off,
-        LookaheadArg::Experts(n) => Lookahead::Experts(n as usize),
     }
 }
 

@@ -20,6 +20,8 @@ pub struct LoadOptions {
     pub dense: Option<Packing>,
     /// Threads that quantise.
     pub threads: usize,
+    /// Whether resident weights are read around the page cache, where the file system allows it.
+    pub direct: bool,
 }
 
 impl Default for LoadOptions {
@@ -28,6 +30,7 @@ impl Default for LoadOptions {
             dsa: true,
             dense: None,
             threads: 1,
+            direct: true,
         }
     }
 }
@@ -80,11 +83,25 @@ impl Model {
     ///
     /// # Errors
     /// The first tensor that is missing, has another shape than the config implies, is of a type that
-    /// no matrix product takes, or cannot be read.
+    /// no matrix product takes, cannot be read, or has an infinite or NaN value where that decides anything (norms,
+    /// biases, routers, scales).
     pub fn load(
         shards: &Shards,
         config: Config,
         options: LoadOptions,
+    ) -> Result<Model, ModelError> {
+        Model::load_with(shards, config, options, &|_, _| {})
+    }
+
+    /// As [`Model::load`]; `progress` hears of (bytes so far, bytes in all).
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load_with(
+        shards: &Shards,
+        config: Config,
+        options: LoadOptions,
+        progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Model, ModelError> {
         let mut loader = Loader::new(shards)?;
         if let Some(dense) = options.dense {
@@ -100,6 +117,8 @@ impl Model {
         let head = (!config.tie_word_embeddings)
             .then(|| loader.matrix("lm_head.weight", vocab, hidden))
             .transpose()?;
+        let resident_bytes = loader.bytes();
+        loader.finish(options.direct, progress)?;
         Ok(Model {
             embed,
             layers,
@@ -107,7 +126,7 @@ impl Model {
             head,
             rope: Rope::new(config.rope_theta, config.qk_rope_head_dim),
             sparsity,
-            resident_bytes: loader.bytes(),
+            resident_bytes,
             config,
         })
     }

@@ -22,6 +22,7 @@ use colibri_ring::engine::EngineKind;
 use colibri_ring::file::File;
 use colibri_ring::headers::read_headers;
 use colibri_ring::limits;
+use colibri_ring::replica::{Replica, Replicas};
 
 pub use dtype::Dtype;
 pub use error::{Flaw, ShardError};
@@ -174,6 +175,19 @@ impl Shards {
     /// The copies of a file in mirrors.
     pub fn copies(&self, file: usize) -> &[MirrorFile] {
         &self.copies[file]
+    }
+
+    /// Every file with its copies. A source is a directory: first the model's, then the mirrors.
+    pub fn replicas(&self) -> Vec<Replicas> {
+        let with_copies = |(i, file): (usize, &Arc<File>)| {
+            let primary = Replica::new(file.clone(), self.dir_of(i));
+            let copies = self
+                .copies(i)
+                .iter()
+                .map(|copy| Replica::new(copy.file.clone(), self.dirs.len() + copy.mirror));
+            std::iter::once(primary).chain(copies).collect()
+        };
+        self.files.iter().enumerate().map(with_copies).collect()
     }
 
     /// The directory that a file came from, as an index of [`Shards::dirs`].

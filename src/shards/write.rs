@@ -486,7 +486,9 @@ mod tests {
             ),
             (vec![planned("c", Dtype::F4, &[3])], "tensor c is too large"),
             (
-                vec![planned("d", Dtype::U8, &[u64::MAX])],
+                ["d", "e", "f", "g", "h"]
+                    .map(|name| planned(name, Dtype::U8, &[u64::MAX / 8]))
+                    .to_vec(),
                 "the shard is too large",
             ),
         ];

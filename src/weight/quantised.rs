@@ -1,10 +1,10 @@
 //! Resident matrices that are quantised while they are read, so that their floats are never in memory as a whole.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::rows::{Block, Piece, Rows, RowsError};
-use super::{Role, Stored, Weight, WeightError, role};
+use super::{Role, Stored, WeightError, role};
 use crate::pool::Pool;
 use crate::quant::Format;
 use crate::quant::encode::Packing;
@@ -12,8 +12,8 @@ use crate::shards::{Cache, Dtype, Shards, Tensor};
 
 /// What the resident matrix `name` becomes when dense weights become `dense`; `None` where it stays as it is stored.
 ///
-/// The embedding and the head are int8 whatever the others are, as in containers: a token is one row of each, and
-/// they are read in full for no more than the logits.
+/// The embedding and the head are int8 whatever the others are, as in containers: a token is one row of the one, and
+/// the other is read in full for no more than the logits.
 pub fn packing_of(name: &str, dense: Packing) -> Option<Packing> {
     match role(name) {
         Role::Router => None,
@@ -24,7 +24,7 @@ pub fn packing_of(name: &str, dense: Packing) -> Option<Packing> {
 
 /// Bytes that the resident tensor takes when dense weights become `dense`; `None` where it stays as it is stored. Scales of FP8
 /// matrices take none then.
-pub fn packed_bytes(shards: &Shards, tensor: &Tensor<'_>, dense: Packing) -> Option<u64> {
+pub(super) fn packed_bytes(shards: &Shards, tensor: &Tensor<'_>, dense: Packing) -> Option<u64> {
     if let Some(owner) = tensor.name.strip_suffix("_scale_inv")
         && let Some(owner) = shards.find(owner)
         && owner.dtype == Dtype::F8E4M3
@@ -40,52 +40,129 @@ pub fn packed_bytes(shards: &Shards, tensor: &Tensor<'_>, dense: Packing) -> Opt
     };
     let packing = packing_of(tensor.name, dense).filter(|_| float)?;
     let (rows, cols) = (usize::try_from(rows).ok()?, usize::try_from(cols).ok()?);
-    let format = packing.format(cols);
-    let bytes = format.row_bytes(cols)?.checked_mul(rows)? as u64;
-    bytes.checked_add(format.scale_bytes(rows, cols)? as u64)
+    let (row, scale_row) = row_bytes(packing.format(cols), cols);
+    let bytes = row.checked_add(scale_row)?.checked_mul(rows)?;
+    // Two allocations of whole pages.
+    (bytes as u64).checked_add(2 * 4096)
 }
 
-/// Reads and quantises a matrix of floats or FP8 in blocks of rows, a block a thread at a time.
+/// Bytes of codes and of scales of a row.
+fn row_bytes(format: Format, cols: usize) -> (usize, usize) {
+    let codes = format.row_bytes(cols).unwrap_or(usize::MAX);
+    (codes, 4 * format.row_scales(cols))
+}
+
+/// A matrix that was quantised: codes and scales.
+#[derive(Debug)]
+pub(super) struct Quantised {
+    pub bytes: Vec<u8>,
+    pub scales: Vec<u8>,
+}
+
+/// A matrix that is going to be.
+#[derive(Debug)]
+pub(super) struct Plan<'a> {
+    stored: Stored<'a>,
+    rows: Rows,
+    packing: Packing,
+    result: Arc<OnceLock<Quantised>>,
+}
+
+impl<'a> Plan<'a> {
+    /// `None` for what stays as it is: routers, and what is packed already.
+    pub fn new(stored: Stored<'a>, rows: usize, cols: usize, dense: Packing) -> Option<Plan<'a>> {
+        let float = matches!(
+            stored.format,
+            Format::F32 | Format::F16 | Format::Bf16 | Format::Fp8Block
+        );
+        Some(Plan {
+            packing: packing_of(stored.tensor.name, dense).filter(|_| float)?,
+            rows: Rows {
+                format: stored.format,
+                rows,
+                cols,
+            },
+            stored,
+            result: Arc::default(),
+        })
+    }
+
+    /// What it becomes.
+    pub fn format(&self) -> Format {
+        self.packing.format(self.rows.cols)
+    }
+
+    /// Bytes of codes and scales.
+    pub fn bytes(&self) -> u64 {
+        let (row, scale_row) = row_bytes(self.format(), self.rows.cols);
+        (self.rows.rows as u64).saturating_mul((row + scale_row) as u64)
+    }
+
+    /// Bytes that are read for it.
+    pub fn bytes_to_read(&self) -> u64 {
+        self.stored.tensor.bytes + self.stored.scales.map_or(0, |scales| scales.bytes)
+    }
+
+    /// Where it will be.
+    pub fn result(&self) -> Arc<OnceLock<Quantised>> {
+        self.result.clone()
+    }
+}
+
+/// Reads and quantises matrices, one after the other, in blocks of rows, a block a thread at a time. `heard` is told the bytes
+/// that were read.
 ///
 /// # Errors
 /// A failing read, and a weight that is infinite or NaN.
-pub fn read(
+pub(super) fn read(
     shards: &Shards,
     pool: &Pool,
-    stored: &Stored<'_>,
-    (rows, cols): (usize, usize),
-    packing: Packing,
-) -> Result<Weight, WeightError> {
-    let source = Rows {
-        format: stored.format,
-        rows,
-        cols,
-    };
-    let format = packing.format(cols);
-    let (row, scale_row) = (
-        format.row_bytes(cols).unwrap_or(0),
-        4 * format.row_scales(cols),
-    );
-    // As large as a tensor that the index has found, or smaller.
-    let (mut bytes, mut scales) = (vec![0; rows * row], vec![0; rows * scale_row]);
-    let per_block = source.block_rows();
-    let mut parts: Vec<(&mut [u8], &mut [u8])> = bytes
-        .chunks_mut((per_block * row).max(1))
-        .zip(scales.chunks_mut((per_block * scale_row).max(1)))
-        .collect();
+    plans: &[Plan<'_>],
+    heard: &(dyn Fn(u64) + Sync),
+) -> Result<(), WeightError> {
     let blocks: Mutex<Vec<Block>> = Mutex::new(Vec::new());
+    for plan in plans {
+        // Nobody else sets it: a loader finishes once.
+        let _ = plan.result.set(read_one(shards, pool, plan, &blocks)?);
+        heard(plan.bytes_to_read());
+    }
+    Ok(())
+}
+
+fn read_one(
+    shards: &Shards,
+    pool: &Pool,
+    plan: &Plan<'_>,
+    blocks: &Mutex<Vec<Block>>,
+) -> Result<Quantised, WeightError> {
+    let Plan {
+        stored,
+        rows: source,
+        packing,
+        ..
+    } = plan;
+    let (row, scale_row) = row_bytes(plan.format(), source.cols);
+    // No larger than a tensor that the index has found in a file.
+    let mut made = Quantised {
+        bytes: vec![0; source.rows * row],
+        scales: vec![0; source.rows * scale_row],
+    };
+    let per_block = source.block_rows();
+    let codes = made.bytes.chunks_mut((per_block * row).max(1));
+    let scales = made.scales.chunks_mut((per_block * scale_row).max(1));
+    let mut parts: Vec<_> = codes.zip(scales).collect();
     let (failed, error) = (AtomicBool::new(false), Mutex::new(None));
     pool.run_chunks(&mut parts, 1, &|i, part| {
-        let lock = || blocks.lock().unwrap_or_else(PoisonError::into_inner);
         if failed.load(Ordering::Relaxed) {
             return;
         }
+        let lock = || blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let mut block = lock().pop().unwrap_or_default();
         let piece = |piece, at, buf: &mut [u8]| match (piece, &stored.scales) {
             (Piece::Scales, Some(scales)) => shards.read_part(scales, at, buf, Cache::Drop),
             _ => shards.read_part(&stored.tensor, at, buf, Cache::Drop),
         };
-        match source.convert(source.block(i), Some(packing), piece, &mut block) {
+        match source.convert(source.block(i), Some(*packing), piece, &mut block) {
             Ok(()) => {
                 let (codes, scales) = &mut part[0];
                 codes.copy_from_slice(&block.codes);
@@ -108,20 +185,6 @@ pub fn read(
     });
     match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None => Ok(Weight {
-            format,
-            rows,
-            cols,
-            bytes,
-            scales,
-        }),
+        None => Ok(made),
     }
-}
-
-/// Whether a stored matrix can be quantised: packed ones stay.
-pub fn is_float(format: Format) -> bool {
-    matches!(
-        format,
-        Format::F32 | Format::F16 | Format::Bf16 | Format::Fp8Block
-    )
 }

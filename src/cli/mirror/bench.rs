@@ -14,7 +14,6 @@ use colibri_ring::replica::{Files, Replicas};
 use colibri_uring::config::Config;
 use colibri_uring::measure::{self, Dice, Load, Measured};
 use colibri_uring::shards::Shards;
-use colibri_uring::stream::files::replicas;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;
 
@@ -81,7 +80,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let experts = ExpertFiles::new(&shards, catalog, args.direct.into())?;
     let layouts = experts.layouts()?;
     ensure!(!layouts.is_empty(), "the model has no routed experts");
-    let copies = replicas(&shards);
+    let copies = shards.replicas();
     let dirs: Vec<&Path> = (shards.dirs().iter().chain(shards.mirrors()))
         .map(PathBuf::as_path)
         .collect();
