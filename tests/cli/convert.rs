@@ -338,41 +338,27 @@ fn dense_bits_at_load_are_what_convert_writes() {
 
 #[test]
 fn a_plan_that_dense_bits_would_make_fit_says_so() {
-    let model = Saved::named("fp8-block");
-    let run = |ram: u64, more: &[&str]| {
-        let ram = ram.to_string();
-        let args = [
-            &[
-                "--ids",
-                "3,4",
-                "--cache-slots",
-                "0",
-                "--ram",
-                &ram,
-                "--json",
-            ],
-            more,
-        ]
-        .concat();
-        finish(on_model("score", &model.dirs, &args))
+    let dir = tempfile::tempdir().unwrap();
+    // 76 MiB of resident weights, of which 4 bits leave 23.
+    let mut synth = colibri();
+    synth.arg("synth").arg(dir.path()).arg("--sparse");
+    synth.args(["--dense-format", "bf16", "--layers", "3"]);
+    synth.args(["--vocab", "512", "--experts", "8"]);
+    assert!(finish(synth).status.success());
+    let model = [dir.path().to_path_buf()];
+    let run = |ram: &str, more: &[&str]| {
+        let args = ["--prompt-ids", "3,4", "-n", "3", "--cache-slots", "0"];
+        let args = [&args[..], &["--json", "--ram", ram], more].concat();
+        finish(on_model("decode", &model, &args))
     };
-    // Somewhere between what both need is what only the smaller one needs.
-    let fits = |ram: u64, more: &[&str]| run(ram, more).status.success();
-    let least = |more: &[&str]| {
-        let (mut low, mut high) = (24 << 20, 88 << 20);
-        assert!(!fits(low, more) && fits(high, more));
-        while high - low > 4096 {
-            let middle = (low + high) / 2;
-            *(if fits(middle, more) {
-                &mut high
-            } else {
-                &mut low
-            }) = middle;
-        }
-        high
-    };
-    let (four, stored) = (least(&["--dense-bits", "4"]), least(&[]));
-    assert!(four < stored);
-    let says = |ram| error_of(&run(ram, &[])).contains("give --dense-bits 4");
-    assert!(says(four) && says(stored - 4096) && !says(four - 4096));
+    let error = error_of(&run("100MiB", &[]));
+    assert!(
+        error.contains("give --dense-bits 4, with which it fits"),
+        "{error}"
+    );
+    let error = error_of(&run("60MiB", &[]));
+    assert!(!error.contains("--dense-bits"), "{error}");
+    let fits = json_of(&run("100MiB", &["--dense-bits", "4"]));
+    let peak = fits["stats"]["peak_rss_bytes"].as_u64().unwrap();
+    assert!(peak <= 100 << 20, "{peak}");
 }
