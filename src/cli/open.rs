@@ -90,6 +90,7 @@ impl Indexed {
         let options = LoadOptions {
             dsa: args.dsa == DsaArg::On,
             dense: args.dense_bits.map(Packing::from),
+            activations: args.activations.into(),
             threads: args.threads(),
             direct: args.direct != DirectArg::Off,
         };
@@ -108,7 +109,8 @@ impl Indexed {
                 ..Options::default()
             },
         };
-        let store = ExpertStore::new(files, top_k, store_options)?;
+        let mut store = ExpertStore::new(files, top_k, store_options)?;
+        store.set_activations(args.activations.into());
         let pool = Pool::new(args.threads());
         let load_seconds = start.elapsed().as_secs_f64();
         Ok((
@@ -211,6 +213,7 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
     let stream = store.stats();
     let mut stats = EngineStats {
         engine: store.device().to_owned(),
+        activations: store.activations(),
         expert_hits: stream.hits,
         expert_misses: stream.misses,
         speculative_reads: stream.speculative_reads,

@@ -16,7 +16,7 @@ use super::lookahead::{Costs, Foresight, LayerStats};
 use super::routing::{self, Recorder};
 use super::slots::Slots;
 use super::{Lookahead, Ready, Want};
-use crate::quant::Matrix;
+use crate::quant::{Activations, Matrix};
 
 /// How experts are kept and read.
 #[derive(Clone, Debug)]
@@ -118,6 +118,8 @@ pub struct ExpertStore {
     likely: Vec<u32>,
     /// What routers said, if somebody wants to keep it.
     recorder: Option<Recorder>,
+    /// How the experts' products take activations.
+    activations: Activations,
     stats: StreamStats,
 }
 
@@ -182,8 +184,19 @@ impl ExpertStore {
             announced: Vec::new(),
             likely: Vec::new(),
             recorder: None,
+            activations: Activations::Exact,
             stats: StreamStats::default(),
         }
+    }
+
+    /// From now on, hands out experts whose products take activations this way.
+    pub fn set_activations(&mut self, activations: Activations) {
+        self.activations = activations;
+    }
+
+    /// How the experts' products take activations.
+    pub fn activations(&self) -> Activations {
+        self.activations
     }
 
     /// From now on, tells `recorder` what routers say.
@@ -473,6 +486,7 @@ impl ExpertStore {
                 bytes,
                 scales,
                 skip: 0,
+                activations: self.activations,
             }
         };
         Ok(Some(match stage {

@@ -73,6 +73,7 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         "tokens_per_second",
         "peak_rss_bytes",
         "engine",
+        "activations",
         "direct",
         "expert_hits",
         "expert_misses",
