@@ -21,6 +21,9 @@ pub trait Kernel: Sync {
     fn add_rows(&self, w: Matrix<'_>, a: &[f32], y: &mut [f32]);
 }
 
+/// The one that products use.
+static BEST: OnceLock<Isa> = OnceLock::new();
+
 /// An instruction set that kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
@@ -51,9 +54,14 @@ impl Isa {
         all
     }
 
-    /// The best one, looked up once.
+    /// The one that products use: the best, looked up once.
     pub(super) fn best() -> Isa {
-        static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| Isa::available().last().copied().unwrap_or(Isa::Portable))
+    }
+
+    /// Makes products use this one instead of the best, for measuring. False when the CPU does not have it, or when another one is in
+    /// use already: to be called before the first product.
+    pub fn impose(self) -> bool {
+        Isa::available().contains(&self) && *BEST.get_or_init(|| self) == self
     }
 }

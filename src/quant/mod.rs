@@ -40,6 +40,7 @@ use serde::Serialize;
 use crate::pool::Pool;
 
 pub use format::{FP8_BLOCK, Format};
+pub use kernel::Isa;
 
 #[cfg(target_endian = "big")]
 compile_error!("weights are little-endian and used in place");

@@ -6,8 +6,8 @@
 use std::arch::x86_64::*;
 
 use super::super::avx2::{prefetch_rows, sum8};
-use super::super::{GROUP, Groups, Row};
-use super::{Dot, Integer, Vector};
+use super::super::{BLOCK, GROUP, Groups, Row};
+use super::{Block, Dot, Integer, Vector, round_block};
 
 /// AVX2 and FMA.
 pub struct Path;
@@ -24,6 +24,11 @@ pub trait Bytes32 {
 impl<C: Integer, const S: u8> Dot<C, S> for Path {
     const COLS: usize = 2;
 
+    fn round(x: &[f32; BLOCK]) -> (Block, f32) {
+        // SAFETY: this path is chosen only on a CPU with these features.
+        unsafe { round::<C>(x) }
+    }
+
     fn dot(rows: &[Row<'_>], x: &[Vector<'_>], y: &mut [&mut [f32]], at: usize) {
         // SAFETY: this path is chosen only on a CPU with these features (`Isa::available`).
         unsafe {
@@ -35,6 +40,11 @@ impl<C: Integer, const S: u8> Dot<C, S> for Path {
             }
         }
     }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn round<C: Integer>(x: &[f32; BLOCK]) -> (Block, f32) {
+    round_block::<C>(x)
 }
 
 /// Eight sums of four products each, of codes with their offset and rounded activations.
@@ -51,6 +61,9 @@ fn products<C: Integer>(codes: __m256i, x: __m256i, correction: __m256i) -> __m2
     _mm256_add_epi32(_mm256_madd_epi16(pairs, ones), correction)
 }
 
+/// The lanes of R rows times N vectors.
+type Lanes<const R: usize, const N: usize> = [[[__m256; 2]; N]; R];
+
 #[target_feature(enable = "avx2,fma,f16c")]
 // Nested counts over several arrays read best as counts.
 #[allow(clippy::needless_range_loop)]
@@ -60,44 +73,73 @@ fn dot<C: Integer, const S: u8, const R: usize, const N: usize>(
     y: &mut [&mut [f32]],
     at: usize,
 ) {
-    let mut lanes = [[[_mm256_setzero_ps(); 2]; N]; R];
+    let mut lanes: Lanes<R, N> = [[[_mm256_setzero_ps(); 2]; N]; R];
     let mut groups = Groups::new(rows[0].group);
     let whole = rows[0].codes.len() / C::BYTES;
-    for block in 0..x[0].blocks.len() {
+    let codes = rows.map(|row| row.codes.as_ptr());
+    let padded;
+    let mut tail = codes;
+    let blocks = x[0].blocks.len();
+    if whole < blocks {
+        padded = rows.map(|row| row.padded::<C>(whole));
+        tail = std::array::from_fn(|r| padded[r].as_ptr());
+    }
+    // One call, so that it is inlined.
+    for block in 0..blocks {
         prefetch_rows::<C, R>(&rows, block);
         let group = groups.next();
-        for r in 0..R {
-            let codes = if block < whole {
-                // SAFETY: the block is whole.
-                unsafe { C::bytes32(rows[r].codes.as_ptr().add(block * C::BYTES)) }
-            } else {
-                let padded = rows[r].padded::<C>(block);
-                // SAFETY: the padded array holds a block.
-                unsafe { C::bytes32(padded.as_ptr()) }
-            };
-            for c in 0..N {
-                let rounded = &x[c].blocks[block];
-                let mut factor = x[c].scales[block];
-                if S == GROUP {
-                    factor *= rows[r].scale(group);
-                }
-                for half in 0..2 {
-                    // SAFETY: a block has 64 codes and 16 corrections.
-                    let sums = unsafe {
-                        let x = _mm256_load_si256(rounded.codes.as_ptr().add(32 * half).cast());
-                        let correction = rounded.corrections.as_ptr().add(8 * half);
-                        products::<C>(codes[half], x, _mm256_load_si256(correction.cast()))
-                    };
-                    let lane = &mut lanes[r][c][half];
-                    let sums = _mm256_cvtepi32_ps(sums);
-                    *lane = _mm256_fmadd_ps(sums, _mm256_set1_ps(factor), *lane);
-                }
-            }
-        }
+        let (w, at) = if block < whole {
+            (codes, block * C::BYTES)
+        } else {
+            (tail, 0)
+        };
+        // SAFETY: there is a block at `w`, whole or padded.
+        unsafe { step::<C, S, R, N>(w, at, &rows, block, group, &x, &mut lanes) }
     }
     for r in 0..R {
         for c in 0..N {
             y[c][at + r] = sum8(_mm256_add_ps(lanes[r][c][0], lanes[r][c][1]));
+        }
+    }
+}
+
+/// One block of every row and vector.
+///
+/// # Safety
+/// Every `w` has a block of codes `at` bytes on.
+#[inline]
+// Nested counts over several arrays read best as counts.
+#[allow(clippy::needless_range_loop)]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn step<C: Integer, const S: u8, const R: usize, const N: usize>(
+    w: [*const u8; R],
+    at: usize,
+    rows: &[Row<'_>; R],
+    block: usize,
+    group: usize,
+    x: &[Vector<'_>; N],
+    lanes: &mut Lanes<R, N>,
+) {
+    for r in 0..R {
+        // SAFETY: the caller's promise.
+        let codes = unsafe { C::bytes32(w[r].add(at)) };
+        for c in 0..N {
+            let rounded = &x[c].blocks[block];
+            let mut factor = x[c].scales[block];
+            if S == GROUP {
+                factor *= rows[r].scale(group);
+            }
+            for half in 0..2 {
+                // SAFETY: a block has 64 codes and 16 corrections.
+                let sums = unsafe {
+                    let x = _mm256_load_si256(rounded.codes.as_ptr().add(32 * half).cast());
+                    let correction = rounded.corrections.as_ptr().add(8 * half);
+                    products::<C>(codes[half], x, _mm256_load_si256(correction.cast()))
+                };
+                let lane = &mut lanes[r][c][half];
+                let sums = _mm256_cvtepi32_ps(sums);
+                *lane = _mm256_fmadd_ps(sums, _mm256_set1_ps(factor), *lane);
+            }
         }
     }
 }

@@ -85,7 +85,7 @@ struct Vector<'a> {
 
 impl Vectors {
     /// Rounds the vectors `x` [n, cols].
-    fn round<C: Integer>(x: &[f32], cols: usize) -> Vectors {
+    fn round(x: &[f32], cols: usize, round_block: fn(&[f32; BLOCK]) -> (Block, f32)) -> Vectors {
         let per_vector = cols.div_ceil(BLOCK);
         let count = x.len().checked_div(cols).unwrap_or(0) * per_vector;
         let mut vectors = Vectors {
@@ -97,7 +97,7 @@ impl Vectors {
             for x in x.chunks(BLOCK) {
                 let mut padded = [0f32; BLOCK];
                 padded[..x.len()].copy_from_slice(x);
-                let (block, scale) = round_block::<C>(&padded);
+                let (block, scale) = round_block(&padded);
                 vectors.blocks.push(block);
                 vectors.scales.push(scale);
             }
@@ -115,6 +115,8 @@ impl Vectors {
     }
 }
 
+/// Codes and scale of a block. Inlined, so that each path compiles it for its instructions.
+#[inline(always)]
 fn round_block<C: Integer>(x: &[f32; BLOCK]) -> (Block, f32) {
     // The bits of magnitudes are in the order of the magnitudes, with infinity and NaN above all numbers.
     let largest = x.iter().fold(0, |most: i32, x| {
@@ -122,17 +124,17 @@ fn round_block<C: Integer>(x: &[f32; BLOCK]) -> (Block, f32) {
     });
     let largest = f32::from_bits(largest as u32);
     let mut scale = largest / MOST;
-    let mut codes = [0i32; BLOCK];
+    let mut rounded = [0i8; BLOCK];
     if !largest.is_finite() {
         scale = f32::NAN;
     } else if scale > 0.0 {
-        for (code, x) in codes.iter_mut().zip(x) {
+        for (code, x) in rounded.iter_mut().zip(x) {
             // A scale may be so small that it is rounded itself.
             let ratio = (x / scale).clamp(-MOST, MOST);
-            *code = (ratio + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
+            *code = (ratio + ROUND).to_bits() as i8;
         }
     }
-    let codes: [i8; BLOCK] = std::array::from_fn(|p| codes[column::<C>(p)] as i8);
+    let codes: [i8; BLOCK] = std::array::from_fn(|p| rounded[column::<C>(p)]);
     let corrections = std::array::from_fn(|l| {
         let places = &codes[PLACES * l..PLACES * (l + 1)];
         -C::OFFSET * places.iter().map(|c| i32::from(*c)).sum::<i32>()
@@ -153,6 +155,8 @@ pub trait IntegerKernel: Sync {
 trait Dot<C, const S: u8>: Sync + 'static {
     /// Most vectors that [`Dot::dot`] takes. It takes one or two rows.
     const COLS: usize;
+    /// Codes and scale of a block of activations.
+    fn round(x: &[f32; BLOCK]) -> (Block, f32);
     /// y[c][at + r] = rows[r] . x[c], without the scale of a row. `x` has as many vectors as `y`.
     fn dot(rows: &[Row<'_>], x: &[Vector<'_>], y: &mut [&mut [f32]], at: usize);
 }
@@ -178,7 +182,7 @@ const MAX_COLS: usize = 4;
 
 impl<C: Integer, P: Dot<C, S>, const S: u8> IntegerKernel for Products<C, P, S> {
     fn round(&self, x: &[f32], cols: usize) -> Vectors {
-        Vectors::round::<C>(x, cols)
+        Vectors::round(x, cols, P::round)
     }
 
     fn matmul(&self, w: Matrix<'_>, x: &Vectors, y: &mut [&mut [f32]]) {

@@ -1,13 +1,17 @@
 //! The integer products without SIMD intrinsics: the definition that the others are tested against.
 
-use super::super::{BLOCK, Code, GROUP, Groups, Row};
-use super::{Dot, LANES, PLACES, Vector, column};
+use super::super::{BLOCK, GROUP, Groups, Row};
+use super::{Block, Dot, Integer, LANES, PLACES, Vector, column, round_block};
 
 /// Any CPU.
 pub struct Path;
 
-impl<C: Code, const S: u8> Dot<C, S> for Path {
+impl<C: Integer, const S: u8> Dot<C, S> for Path {
     const COLS: usize = 1;
+
+    fn round(x: &[f32; BLOCK]) -> (Block, f32) {
+        round_block::<C>(x)
+    }
 
     fn dot(rows: &[Row<'_>], x: &[Vector<'_>], y: &mut [&mut [f32]], at: usize) {
         for (r, row) in rows.iter().enumerate() {
