@@ -40,6 +40,7 @@ pub enum Isa {
 impl Isa {
     /// What this CPU has, best last.
     pub fn available() -> Vec<Isa> {
+        #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut))]
         let mut all = vec![Isa::Portable];
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2")
