@@ -10,6 +10,8 @@ mod ends;
 mod hostile_shards;
 mod hostile_text;
 mod identical;
+mod plan;
 mod reference;
 mod sandbox;
+mod synth;
 mod usage;
