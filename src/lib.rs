@@ -14,6 +14,7 @@ pub mod profile;
 pub mod quant;
 pub mod sample;
 pub mod shards;
+pub mod simulate;
 pub mod stream;
 pub mod synth;
 pub mod tokenizer;

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use colibri_ring::engine::EngineKind;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::shards::MAX_MIRRORS;
+use colibri_uring::stream::Lookahead;
 
 use super::size::Size;
 
@@ -135,6 +136,16 @@ pub enum LookaheadArg {
     Off,
     /// This many.
     Experts(u32),
+}
+
+impl From<LookaheadArg> for Lookahead {
+    fn from(arg: LookaheadArg) -> Lookahead {
+        match arg {
+            LookaheadArg::Auto => Lookahead::Auto,
+            LookaheadArg::Off => Lookahead::Off,
+            LookaheadArg::Experts(n) => Lookahead::Experts(n as usize),
+        }
+    }
 }
 
 impl FromStr for LookaheadArg {

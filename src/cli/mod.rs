@@ -13,11 +13,13 @@ mod inspect;
 mod interrupt;
 mod mirror;
 mod open;
+mod output;
 mod plan;
 mod printer;
 mod profile;
 mod progress;
 mod score;
+mod simulate;
 mod size;
 mod stats;
 mod synth;
@@ -43,6 +45,7 @@ enum Command {
     Score(Box<score::ScoreArgs>),
     Profile(profile::ProfileArgs),
     Mirror(mirror::MirrorArgs),
+    Simulate(simulate::SimulateArgs),
     Inspect(inspect::InspectArgs),
     Doctor(doctor::DoctorArgs),
     Plan(Box<plan::PlanArgs>),
@@ -61,6 +64,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Synth(args) => synth::run(&args),
     };
     match outcome {

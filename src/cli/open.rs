@@ -10,13 +10,13 @@ use colibri_uring::model::{LoadOptions, Model, Phase, Session, SessionOptions};
 use colibri_uring::plan::{self, Ask, Plan, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
-use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
+use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 
-use super::args::{DirectArg, DsaArg, LookaheadArg, ModelArgs, check_mirrors};
+use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors};
 use super::interrupt;
 use super::progress;
 use super::size::human;
-use super::stats::{EngineStats, Latency, Replica};
+use super::stats::{EngineStats, Foreseen, Latency, Replica};
 
 /// Tokens that memory is planned for.
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +96,7 @@ impl Indexed {
         let model = model?;
         let store_options = StoreOptions {
             slots: plan.slots,
-            lookahead: lookahead(args.lookahead),
+            lookahead: args.lookahead.into(),
             engine: Options {
                 kind: args.engine.into(),
                 ..Options::default()
@@ -191,14 +191,6 @@ impl Opened {
     }
 }
 
-fn lookahead(arg: LookaheadArg) -> Lookahead {
-    match arg {
-        LookaheadArg::Auto => Lookahead::Auto,
-        LookaheadArg::Off => Lookahead::Off,
-        LookaheadArg::Experts(n) => Lookahead::Experts(n as usize),
-    }
-}
-
 /// What reading and computing has cost so far.
 pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
     let phases = session.stats().phases;
@@ -209,13 +201,14 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
         of_kind.map(|(_, _, spent)| spent.as_secs_f64()).sum()
     };
     let store = session.store_mut();
-    let stream = store.stats().clone();
+    let stream = store.stats();
     let mut stats = EngineStats {
         engine: store.device().to_owned(),
         expert_hits: stream.hits,
         expert_misses: stream.misses,
         speculative_reads: stream.speculative_reads,
         speculative_used: stream.speculative_used,
+        lookahead: stream.lookahead.iter().map(Foreseen::from).collect(),
         io_wait_seconds: seconds(true),
         compute_seconds: seconds(false),
         phase_seconds: phases
