@@ -5,6 +5,7 @@
 //! `pool` are leaves; `weight` joins `quant` and `shards`.
 
 pub mod config;
+pub mod convert;
 pub mod generate;
 pub mod measure;
 pub mod model;

@@ -6,12 +6,13 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use colibri_ring::engine::EngineKind;
 use colibri_ring::replica::DirectMode;
+use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::MAX_MIRRORS;
 use colibri_uring::stream::Lookahead;
 
 use super::size::Size;
 
-/// Which model, and how it is run. But for `--dsa`, none of it changes a number that the model computes.
+/// Which model, and how it is run. But for `--dsa` and `--dense-bits`, none of it changes a number that the model computes.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// Directory with config.json and *.safetensors; give it several times for a model split over drives
@@ -43,6 +44,10 @@ pub struct ModelArgs {
     /// Compute threads [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS")]
     pub threads: Option<u16>,
+    /// Quantise float and FP8 weights that stay in memory as they are loaded: 8 is int8, 4 is int4-g64, 2 is int2; the
+    /// embedding and the head become int8 [default: as they are stored]
+    #[arg(long, value_name = "8|4|2", value_enum, env = "COLIBRI_DENSE_BITS")]
+    pub dense_bits: Option<DenseBits>,
     /// Sparse attention where the model has an indexer; off attends everything
     #[arg(long, value_enum, default_value = "on", env = "COLIBRI_DSA")]
     pub dsa: DsaArg,
@@ -115,6 +120,30 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(s) if (0.05..=86_400.0).contains(&s) => Ok(s),
         _ => Err("a time is a number of seconds from 0.05 to 86400".to_owned()),
+    }
+}
+
+/// `--dense-bits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DenseBits {
+    /// One scale a row
+    #[value(name = "8")]
+    Eight,
+    /// One scale for 64 columns
+    #[value(name = "4")]
+    Four,
+    /// One scale a row
+    #[value(name = "2")]
+    Two,
+}
+
+impl From<DenseBits> for Packing {
+    fn from(bits: DenseBits) -> Packing {
+        match bits {
+            DenseBits::Eight => Packing::Int8,
+            DenseBits::Four => Packing::Int4Group(64),
+            DenseBits::Two => Packing::Int2,
+        }
     }
 }
 

@@ -125,6 +125,7 @@ fn model_memory(dirs: &[PathBuf]) -> Check {
             prompt: 0,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             dsa: true,
+            dense: None,
             wish: Wish::default(),
         };
         let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());

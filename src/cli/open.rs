@@ -9,6 +9,7 @@ use colibri_uring::config::Config;
 use colibri_uring::model::{LoadOptions, Model, Phase, Session, SessionOptions};
 use colibri_uring::plan::{self, Ask, Plan, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
+use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 
@@ -88,10 +89,15 @@ impl Indexed {
         let top_k = config.num_experts_per_tok;
         let options = LoadOptions {
             dsa: args.dsa == DsaArg::On,
+            dense: args.dense_bits.map(Packing::from),
+            threads: args.threads(),
             direct: args.direct != DirectArg::Off,
         };
         let bar = progress::bytes(plan.needs.dense);
-        let model = Model::load_with(&shards, config, options, &|done, _| bar.set_position(done));
+        let model = Model::load_with(&shards, config, options, &|done, all| {
+            bar.set_length(all);
+            bar.set_position(done);
+        });
         bar.finish_and_clear();
         let model = model?;
         let store_options = StoreOptions {
@@ -131,6 +137,7 @@ fn survey(
         prompt: tokens.prompt,
         threads: args.threads(),
         dsa: args.dsa == DsaArg::On,
+        dense: args.dense_bits.map(Packing::from),
         wish: Wish {
             ram: args.ram.map(|size| size.0),
             cache_slots: args.cache_slots,

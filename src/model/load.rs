@@ -10,6 +10,7 @@ use crate::model::mlp::Mlp;
 use crate::model::moe::Moe;
 use crate::model::rope::Rope;
 use crate::quant::Format;
+use crate::quant::encode::Packing;
 use crate::shards::Shards;
 use crate::weight::{Loader, Weight, WeightError};
 
@@ -18,6 +19,10 @@ use crate::weight::{Loader, Weight, WeightError};
 pub struct LoadOptions {
     /// Whether sparse attention is used where the model has it.
     pub dsa: bool,
+    /// What float and FP8 matrices become as they are read, embedding and head excepted, which become int8; `None` keeps them.
+    pub dense: Option<Packing>,
+    /// Threads that quantise.
+    pub threads: usize,
     /// Whether resident weights are read around the page cache, where the file system allows it.
     pub direct: bool,
 }
@@ -26,6 +31,8 @@ impl Default for LoadOptions {
     fn default() -> LoadOptions {
         LoadOptions {
             dsa: true,
+            dense: None,
+            threads: 1,
             direct: true,
         }
     }
@@ -145,6 +152,9 @@ impl Model {
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Model, ModelError> {
         let mut loader = Loader::new(shards)?;
+        if let Some(dense) = options.dense {
+            loader = loader.quantising(dense, options.threads);
+        }
         let sparsity = sparsity(&loader, &config, options);
         let Parts {
             embed,

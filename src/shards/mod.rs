@@ -28,7 +28,9 @@ pub use dtype::Dtype;
 pub use error::{Flaw, ShardError};
 pub use header::{MAX_HEADER, Metadata};
 pub use mirror::{MAX_MIRRORS, MirrorFile};
-pub use write::{Planned, ShardWriter, WriteError, free_space, shard_bytes, write_whole};
+pub use write::{
+    Planned, ShardWriter, WriteError, free_space, shard_bytes, shard_header, write_whole,
+};
 
 use header::{Header, Record};
 use index::Index;

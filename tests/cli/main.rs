@@ -5,6 +5,8 @@ mod common;
 
 mod broken;
 mod child;
+mod convert;
+mod convert_ends;
 mod decode;
 mod ends;
 mod hostile_shards;
