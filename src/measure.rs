@@ -92,6 +92,8 @@ pub fn read(
         count: load.slabs,
     };
     let mut engine = Engine::new(files, &[class], load.engine)?;
+    // At depth 1 the time for warming up would not reach all of it.
+    engine.populate();
     for slab in 0..engine.slabs() {
         engine.read(SlabId(slab as u32), Priority::Demand, next());
     }

@@ -13,6 +13,7 @@ mod inspect;
 mod interrupt;
 mod mirror;
 mod open;
+mod outputs;
 mod printer;
 mod profile;
 mod progress;

@@ -1,8 +1,10 @@
 //! From a directory to a model that runs: shards, config, memory plan, resident weights, expert store.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
+use clap::{Args, FromArgMatches};
 use colibri_ring::engine::Options;
 use colibri_ring::replica::Stats;
 use colibri_uring::config::Config;
@@ -15,7 +17,7 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stream::slots::Slots;
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
 
-use super::args::{DsaArg, LookaheadArg, ModelArgs, check_mirrors};
+use super::args::{DsaArg, LookaheadArg, ModelArgs, check_mirrors, check_weights};
 use super::interrupt;
 use super::size::human;
 use super::stats::{EngineStats, Latency, Replica};
@@ -32,6 +34,7 @@ impl Indexed {
     /// Reads the config and the index.
     pub fn open(args: &ModelArgs) -> anyhow::Result<Indexed> {
         check_mirrors(&args.mirror);
+        check_weights(args.mirror_weights.as_ref(), &args.mirror);
         let start = Instant::now();
         let config = Config::load(&args.model[0])?;
         let shards = Shards::open_with(&args.model, &args.mirror, args.engine.into())?;
@@ -55,7 +58,10 @@ impl Indexed {
             shards,
         } = self;
         let catalog = Catalog::new(&shards, &config)?;
-        let files = ExpertFiles::new(&shards, catalog, args.direct.into())?;
+        let mut files = ExpertFiles::new(&shards, catalog, args.direct.into())?;
+        if let Some(weights) = &args.mirror_weights {
+            files.pin(&shards, &weights.0);
+        }
         let slots = plan_slots(args, context, &shards, &config, &files)?;
         let top_k = config.num_experts_per_tok;
         let options = LoadOptions {
@@ -83,6 +89,23 @@ impl Indexed {
             store,
         ))
     }
+}
+
+/// How many slabs decoding with the models' directories would have if nothing else were said on the command line.
+pub fn default_slabs(
+    model: &[PathBuf],
+    shards: &Shards,
+    config: &Config,
+    files: &ExpertFiles,
+) -> anyhow::Result<u64> {
+    /// Tokens: a short conversation.
+    const CONTEXT: usize = 4096;
+    let mut given = vec!["".into(), "--model".into()];
+    given.extend(model.iter().map(|dir| dir.as_os_str().to_owned()));
+    let command = ModelArgs::augment_args(clap::Command::new(""));
+    let args = ModelArgs::from_arg_matches(&command.try_get_matches_from(given)?)?;
+    let slots = plan_slots(&args, CONTEXT, shards, config, files)?;
+    Ok(slots.classes.iter().map(|class| class.count as u64).sum())
 }
 
 /// The slabs that fit beside everything else.

@@ -25,6 +25,7 @@ use colibri_ring::limits;
 pub use dtype::Dtype;
 pub use error::{Flaw, ShardError};
 pub use header::{MAX_HEADER, Metadata};
+pub(crate) use mirror::is_copy;
 pub use mirror::{MAX_MIRRORS, MirrorFile};
 
 use header::{Header, Record};
