@@ -15,6 +15,7 @@ pub mod quant;
 pub mod report;
 pub mod sample;
 pub mod shards;
+pub mod simulate;
 pub mod stage;
 pub mod stream;
 pub mod tokenizer;

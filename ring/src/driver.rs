@@ -8,7 +8,7 @@ use crate::schedule::{Event, Scheduler};
 
 /// A wait that ends at every single read costs one entry into the kernel a read, so it has to be earned: by some bytes
 /// read, or by a batch of requests, whose first completions somebody waits for.
-const ENTERS_PER_BATCH: u64 = 3;
+const ENTERS_PER_BATCH: u64 = 2;
 
 /// Moves chunks from the scheduler to the device and completions back.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use crate::device::EngineKind;
 use crate::drive::Window;
+use crate::schedule::Priority;
 
 /// How an engine reads.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Bytes of speculative reads that a drive may have at once, about.
+    pub fn speculative_bytes(&self) -> u64 {
+        self.window.bytes / Priority::Speculative.share()
+    }
+
     /// How many reads a drive can have at once.
     pub(crate) fn depth(&self) -> usize {
         let by_bytes = self.window.bytes.div_ceil(self.chunk_bytes.max(1));

@@ -133,6 +133,15 @@ impl Files {
         self.align
     }
 
+    /// The most drives that hold copies of one file.
+    pub fn drives(&self) -> usize {
+        let distinct = |copies: &Replicas| {
+            let ids = copies.iter().map(|r| r.drive);
+            ids.collect::<std::collections::BTreeSet<u64>>().len()
+        };
+        self.replicas.iter().map(distinct).max().unwrap_or(0)
+    }
+
     /// Whether a read that cannot be direct is an error.
     pub(crate) fn direct_only(&self) -> bool {
         self.mode == DirectMode::On

@@ -4,18 +4,22 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::builder::FalseyValueParser;
 use clap::{ArgGroup, Args};
+use colibri_uring::config::Config;
 use colibri_uring::generate::{Finish, Generated, Source, generate};
-use colibri_uring::model::ModelError;
+use colibri_uring::model::{ModelError, Phase, Session};
 use colibri_uring::sample::{Sampler, Sampling};
+use colibri_uring::stream::routing::{self, Recorder};
 use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
 use super::open::{self, Indexed};
+use super::output::Output;
 use super::printer::{Printer, nowhere};
 use super::size::human;
 use super::stats::{Stats, peak_rss_bytes};
@@ -68,6 +72,9 @@ pub struct DecodeArgs {
     /// The same seed draws the same tokens
     #[arg(long, value_name = "S", default_value_t = 0, env = "COLIBRI_SEED")]
     seed: u64,
+    /// Keep what the routers said in this file, for `simulate --routing`
+    #[arg(long, value_name = "FILE", env = "COLIBRI_SAVE_ROUTING")]
+    save_routing: Option<PathBuf>,
     /// Print one JSON object, when all is done
     #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
@@ -95,6 +102,39 @@ struct Report<'a> {
     text: Option<String>,
     finish_reason: &'static str,
     stats: Stats,
+}
+
+/// Starts the file of `--save-routing`.
+fn recorder(path: &Path, config: &Config) -> anyhow::Result<(Output, Recorder)> {
+    let output = Output::create(path)?;
+    let header = routing::Header {
+        routing: routing::VERSION,
+        top_k: config.num_experts_per_tok,
+        experts: config.n_routed_experts,
+        layers: config.num_hidden_layers,
+    };
+    let recorder = Recorder::new(Box::new(output.writer()?), &header);
+    Ok((output, recorder))
+}
+
+/// How long the arithmetic of `tokens` tokens took that came after the prompt.
+fn measured(
+    prompt: &Option<Vec<(Phase, &'static str, Duration)>>,
+    session: &Session,
+    tokens: usize,
+) -> routing::Event {
+    let total = session.stats().phases;
+    let before = prompt.as_ref().unwrap_or(&total);
+    let arithmetic = total.iter().zip(before);
+    let seconds = arithmetic
+        .filter(|((phase, ..), _)| *phase != Phase::IoWait)
+        .map(|((_, name, spent), (.., before))| {
+            ((*name).to_owned(), (*spent - *before).as_secs_f64())
+        });
+    routing::Event::Measured {
+        tokens: tokens as u64,
+        seconds: seconds.collect(),
+    }
 }
 
 /// How many ids of a replay are the prompt.
@@ -195,7 +235,14 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
             stop: config.eos_token_ids.clone(),
         },
     };
-    let (opened, store) = indexed.load(&args.model, input.context(args))?;
+    let routing = (args.save_routing.as_deref())
+        .map(|path| recorder(path, config))
+        .transpose()?;
+    let (opened, mut store) = indexed.load(&args.model, input.context(args))?;
+    let routing = routing.map(|(file, recorder)| {
+        store.record_routing(recorder);
+        file
+    });
     let mut session = opened.session(store)?;
     let out = if args.json {
         nowhere()
@@ -203,17 +250,26 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         Box::new(io::stdout().lock())
     };
     let mut printer = Printer::new(out, input.tokenizer.as_ref());
+    let mut prompt_phases = None;
     let generated = generate(
         &input.prompt,
         source,
-        |ids| match session.prefill(ids) {
-            Ok(logits) => Ok(Some(logits.to_vec())),
-            Err(ModelError::Stopped) => Ok(None),
-            Err(error) => Err(anyhow::Error::from(error)),
+        |ids| {
+            let logits = match session.prefill(ids) {
+                Ok(logits) => Some(logits.to_vec()),
+                Err(ModelError::Stopped) => None,
+                Err(error) => return Err(anyhow::Error::from(error)),
+            };
+            prompt_phases.get_or_insert_with(|| session.stats().phases);
+            Ok(logits)
         },
         |id| printer.token(id),
     )?;
     printer.finish()?;
+    if let (Some(file), Some(mut recorder)) = (routing, session.store_mut().take_recorder()) {
+        recorder.event(&measured(&prompt_phases, &session, generated.decoded));
+        file.keep(recorder.finish())?;
+    }
     let stats = Stats {
         load_seconds: opened.load_seconds(),
         prefill_seconds: generated.prefill.as_secs_f64(),

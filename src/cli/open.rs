@@ -20,7 +20,7 @@ use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreO
 use super::args::{DsaArg, LookaheadArg, ModelArgs, check_mirrors, check_weights};
 use super::interrupt;
 use super::size::human;
-use super::stats::{EngineStats, Latency, Replica};
+use super::stats::{EngineStats, Foreseen, Latency, Replica};
 
 /// A model of which the config and the index are known, and nothing is loaded.
 #[derive(Debug)]
@@ -210,13 +210,14 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
         of_kind.map(|(_, _, spent)| spent.as_secs_f64()).sum()
     };
     let store = session.store_mut();
-    let stream = store.stats().clone();
+    let stream = store.stats();
     let mut stats = EngineStats {
         engine: store.device().to_owned(),
         expert_hits: stream.hits,
         expert_misses: stream.misses,
         speculative_reads: stream.speculative_reads,
         speculative_used: stream.speculative_used,
+        lookahead: stream.lookahead.iter().map(Foreseen::from).collect(),
         io_wait_seconds: seconds(true),
         compute_seconds: seconds(false),
         phase_seconds: phases

@@ -23,8 +23,8 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 
 use super::args::{DirectArg, seconds};
-use super::outputs::OutputArgs;
 use super::progress;
+use super::report::ReportArgs;
 use super::size::{Size, human};
 
 mod table;
@@ -60,7 +60,7 @@ pub struct ProfileArgs {
     #[arg(long, value_name = "S", default_value_t = 2.0, value_parser = seconds, env = "COLIBRI_SECONDS")]
     seconds: f64,
     #[command(flatten)]
-    outputs: OutputArgs,
+    reports: ReportArgs,
     /// Print one JSON object
     #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
@@ -89,7 +89,7 @@ struct Subject {
 
 /// Measures and prints.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
-    let outputs = args.outputs.create()?;
+    let reports = args.reports.create()?;
     let subject = match &args.file {
         Some(path) => of_file(args, path)?,
         None => of_model(args)?,
@@ -135,7 +135,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
             latency_us: &m.outcome.latency_us,
         })
         .collect();
-    outputs.write(
+    reports.write(
         html,
         "profile of colibri-uring; values are nanoseconds from submission to completion of a read",
         &intervals,

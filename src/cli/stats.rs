@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use colibri_uring::stream::LayerStats;
 use serde::Serialize;
 
 /// The `stats` object.
@@ -34,9 +35,40 @@ pub struct EngineStats {
     pub phase_seconds: BTreeMap<String, f64>,
     pub speculative_reads: u64,
     pub speculative_used: u64,
+    /// The early looks at routers, by layer.
+    pub lookahead: Vec<Foreseen>,
     pub ring_enters: u64,
     pub replicas: Vec<Replica>,
     pub latency_us: Latency,
+}
+
+/// How the early looks at a layer's router compare with its decisions. Prompts are not counted.
+#[derive(Clone, Debug, Serialize)]
+pub struct Foreseen {
+    pub layer: usize,
+    /// Experts guessed for a token, at the end.
+    pub width: usize,
+    pub guessed: u64,
+    /// Share of the guesses that came true; null without guesses.
+    pub precision: Option<f64>,
+    /// Share of the experts used that had been guessed.
+    pub recall: f64,
+    /// Share of the experts used that were among as many of the likeliest.
+    pub top_k_recall: f64,
+}
+
+impl From<&LayerStats> for Foreseen {
+    fn from(layer: &LayerStats) -> Foreseen {
+        let share = |of: u64, all: u64| of as f64 / all.max(1) as f64;
+        Foreseen {
+            layer: layer.layer,
+            width: layer.width,
+            guessed: layer.guessed,
+            precision: (layer.guessed > 0).then(|| share(layer.right, layer.guessed)),
+            recall: share(layer.right, layer.used),
+            top_k_recall: share(layer.foreseen, layer.used),
+        }
+    }
 }
 
 /// One directory that experts are read from.

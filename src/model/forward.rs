@@ -255,9 +255,28 @@ impl<'m> Session<'m> {
         self.selection.prepare(n, self.len + n - 1);
         self.clock.lap(Phase::Embed);
         for layer in 0..model.layers.len() {
+            self.look_at(layer, n)?;
             self.attend(layer, n)?;
             self.feed_forward(layer, n)?;
         }
+        Ok(())
+    }
+
+    /// Looks at the router of a layer that comes now, if it is sparse: the drives have its attention to read in.
+    fn look_at(&mut self, layer: usize, n: usize) -> Result<(), ModelError> {
+        let model = self.model;
+        let Some(next) = sparse(model, layer) else {
+            return Ok(());
+        };
+        let mut pass = Pass {
+            pool: self.pool,
+            clock: &mut self.clock,
+            store: &mut self.store,
+            stop: self.options.stop.as_deref(),
+        };
+        let residual = &self.x[..n * model.config.hidden_size];
+        next.look(&mut pass, residual, &mut self.moe)?;
+        self.clock.lap(Phase::Router);
         Ok(())
     }
 
@@ -322,7 +341,7 @@ impl<'m> Session<'m> {
                 self.clock.lap(Phase::Dense);
             }
             Block::Sparse(moe) => {
-                let next = next_sparse(model, layer, pass.store.lookahead());
+                let next = (layer + 1..model.layers.len()).find_map(|next| sparse(model, next));
                 moe.forward(&mut pass, normed, x, next, &mut self.moe, delta)?;
             }
         }
@@ -364,20 +383,16 @@ fn norm_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     rows.for_each(|(x, out)| ops::rms_norm(x, weight, eps, out));
 }
 
-/// The sparse layer after `layer`, if its experts are to be guessed.
-fn next_sparse(model: &Model, layer: usize, guesses: usize) -> Option<Next<'_>> {
-    if guesses == 0 {
-        return None;
-    }
-    let mut later = model.layers.iter().enumerate().skip(layer + 1);
-    later.find_map(|(layer, weights)| match &weights.mlp {
+/// What is needed to look at the router of a layer, if it is sparse.
+fn sparse(model: &Model, layer: usize) -> Option<Next<'_>> {
+    let weights = &model.layers[layer];
+    match &weights.mlp {
         Block::Dense(_) => None,
         Block::Sparse(moe) => Some(Next {
             layer,
             norm: &weights.post_norm,
             eps: model.config.rms_norm_eps,
             router: &moe.router,
-            guesses,
         }),
-    })
+    }
 }

@@ -16,7 +16,6 @@ use crate::model::pass::Pass;
 use crate::model::router::{Choice, Router, RouterScratch};
 use crate::model::scratch::sized;
 use crate::model::users::Users;
-use crate::pool::Pool;
 use crate::quant::Matrix;
 use crate::stream::catalog::Projection;
 use crate::stream::{Ready, Want};
@@ -46,8 +45,6 @@ pub struct Next<'a> {
     pub eps: f32,
     /// Its router.
     pub router: &'a Router,
-    /// Experts a token that are guessed.
-    pub guesses: usize,
 }
 
 /// Scratch of a sparse layer.
@@ -60,8 +57,8 @@ pub struct MoeScratch {
     users: Users,
     /// Ids to ask for.
     ids: Vec<u32>,
-    /// Experts that the next sparse layer will probably choose.
-    guess: Vec<u32>,
+    /// The likeliest experts of the next sparse layer [n, ranks].
+    likeliest: Vec<u32>,
     /// Inputs of some slots [COLUMNS, hidden].
     inputs: Vec<f32>,
     /// Up projections of some slots [COLUMNS, intermediate].
@@ -70,8 +67,10 @@ pub struct MoeScratch {
     middle: Vec<f32>,
     /// Outputs by slot [slots, hidden].
     outputs: Vec<f32>,
-    /// Outputs of the shared expert [n, hidden]; before that, the next layer's normed residual.
+    /// Outputs of the shared expert [n, hidden].
     shared: Vec<f32>,
+    /// The residual as normed for the next layer's router [n, hidden].
+    ahead: Vec<f32>,
     mlp: MlpScratch,
 }
 
@@ -84,12 +83,13 @@ impl MoeScratch {
             choices: Vec::new(),
             users: Users::default(),
             ids: Vec::new(),
-            guess: Vec::new(),
+            likeliest: Vec::new(),
             inputs: Vec::new(),
             up: Vec::new(),
             middle: Vec::new(),
             outputs: Vec::new(),
             shared: Vec::new(),
+            ahead: Vec::new(),
             mlp: MlpScratch::default(),
         }
     }
@@ -137,6 +137,11 @@ impl Moe {
         self.router.route(pool, x, n, router, choices);
         let users = &mut scratch.users;
         users.collect(choices, self.top_k, self.experts);
+        scratch.ids.clear();
+        scratch
+            .ids
+            .extend(choices.iter().map(|choice| choice.expert));
+        pass.store.routed(self.layer, &scratch.ids)?;
         pass.clock.lap(Phase::Router);
 
         out.fill(0.0);
@@ -145,15 +150,12 @@ impl Moe {
         while !group.is_empty() {
             scratch.users.ids(group.clone(), &mut scratch.ids);
             pass.store.want(self.layer, &scratch.ids, Want::Demand)?;
-            if first && let Some(next) = next {
-                next.guess(pool, residual, n, scratch);
-            }
             let following = scratch.users.group(group.end, scratch.slots);
             if !following.is_empty() {
                 scratch.users.ids(following.clone(), &mut scratch.ids);
                 pass.store.want(self.layer, &scratch.ids, Want::Hint)?;
             } else if let Some(next) = next {
-                pass.store.want(next.layer, &scratch.guess, Want::Hint)?;
+                next.look(pass, residual, scratch)?;
             }
             pass.clock.lap(Phase::Router);
             if first && let Some(shared) = &self.shared {
@@ -255,15 +257,30 @@ fn bad_scales(out: &[f32], matrices: &[(Projection, Matrix<'_>)]) -> Option<Proj
 }
 
 impl Next<'_> {
-    /// Leaves in `scratch.guess` the experts that this layer would choose if it came now.
-    fn guess(&self, pool: &Pool, residual: &[f32], n: usize, scratch: &mut MoeScratch) {
+    /// Looks at this layer's router before it is its turn, with the `residual` [n, hidden] as it is now, and tells the store which
+    /// experts are likely.
+    ///
+    /// # Errors
+    /// When the store's engine has stopped.
+    pub fn look(
+        &self,
+        pass: &mut Pass,
+        residual: &[f32],
+        scratch: &mut MoeScratch,
+    ) -> Result<(), ModelError> {
+        let ranks = pass.store.ranks(self.layer);
+        if ranks == 0 {
+            return Ok(());
+        }
         let hidden = self.norm.len();
-        let normed = sized(&mut scratch.shared, n * hidden);
+        let n = residual.len() / hidden;
+        let normed = sized(&mut scratch.ahead, n * hidden);
         for (x, normed) in residual.chunks(hidden).zip(normed.chunks_mut(hidden)) {
             ops::rms_norm(x, self.norm, self.eps, normed);
         }
-        let (router, guess) = (&mut scratch.router, &mut scratch.guess);
-        self.router
-            .union(pool, normed, n, self.guesses, router, guess);
+        let (router, ids) = (&mut scratch.router, &mut scratch.likeliest);
+        let ranks = (self.router).likeliest(pass.pool, normed, n, ranks, router, ids);
+        pass.store.look(self.layer, ids, ranks)?;
+        Ok(())
     }
 }

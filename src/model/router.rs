@@ -74,9 +74,9 @@ impl Router {
         });
     }
 
-    /// The `k` best experts of any of the n tokens `x` [n, hidden]: `ids` becomes their union, every token's best first, then
-    /// every token's second best, and so on.
-    pub fn union(
+    /// The `k` likeliest experts (at most all) of each of the n tokens `x` [n, hidden], if `x` is not what the router will get
+    /// but near it: `ids` becomes [n, k], best first within a token. Returns k.
+    pub fn likeliest(
         &self,
         pool: &Pool,
         x: &[f32],
@@ -84,19 +84,16 @@ impl Router {
         k: usize,
         scratch: &mut RouterScratch,
         ids: &mut Vec<u32>,
-    ) {
+    ) -> usize {
         let k = k.min(self.bias.len());
-        let mut ranked: Vec<(usize, u32)> = Vec::with_capacity(n * k);
-        self.pick(pool, x, n, k, scratch, |picked, _| {
-            ranked.extend(picked.iter().copied().enumerate());
-        });
-        ranked.sort_by_key(|(rank, _)| *rank);
         ids.clear();
-        for (_, expert) in ranked {
-            if !ids.contains(&expert) {
-                ids.push(expert);
-            }
-        }
+        self.pick(pool, x, n, k, scratch, |picked, scores| {
+            let start = ids.len();
+            ids.extend_from_slice(picked);
+            let biased = |id: u32| scores[id as usize] + self.bias[id as usize];
+            ids[start..].sort_by(|a, b| biased(*b).total_cmp(&biased(*a)));
+        });
+        k
     }
 
     /// Calls `each(picked, scores)` for every token.

@@ -78,6 +78,11 @@ impl Cache {
         self.slab_of[self.index(key)]
     }
 
+    /// How many experts of a layer have slabs.
+    pub fn holds(&self, layer: usize) -> usize {
+        self.by_layer[layer].len()
+    }
+
     /// The expert in a slab.
     pub fn key(&self, slab: SlabId) -> Option<Key> {
         self.slots[slab.index()].held.map(|held| held.key)

@@ -57,7 +57,33 @@ impl ExpertFiles {
         catalog: Catalog,
         direct: DirectMode,
     ) -> Result<ExpertFiles, StreamError> {
-        let files = Files::new(replicas(shards), direct)?;
+        ExpertFiles::of(replicas(shards), catalog, direct)
+    }
+
+    /// As if each of so many drives held a copy of every file; for a simulation.
+    ///
+    /// # Errors
+    /// When a tensor's place in its file is impossible.
+    pub fn on_drives(
+        shards: &Shards,
+        catalog: Catalog,
+        drives: usize,
+    ) -> Result<ExpertFiles, StreamError> {
+        let copy = |file: &Arc<File>, drive| Replica {
+            drive: drive as u64,
+            ..Replica::new(file.clone(), drive)
+        };
+        let copies = |file| (0..drives).map(|drive| copy(file, drive)).collect();
+        let replicas = shards.files().iter().map(copies).collect();
+        ExpertFiles::of(replicas, catalog, DirectMode::Off)
+    }
+
+    fn of(
+        replicas: Vec<Replicas>,
+        catalog: Catalog,
+        direct: DirectMode,
+    ) -> Result<ExpertFiles, StreamError> {
+        let files = Files::new(replicas, direct)?;
         let mut experts = ExpertFiles {
             files,
             catalog,
@@ -86,6 +112,13 @@ impl ExpertFiles {
             .iter()
             .map(|(_, footprint)| *footprint)
             .collect()
+    }
+
+    /// Bytes of an expert on average, as stored.
+    pub fn mean_bytes(&self) -> f64 {
+        let experts: usize = self.classes.iter().map(|(_, f)| f.experts).sum();
+        let bytes = |(stored, f): &(u64, Footprint)| *stored as f64 * f.experts as f64;
+        self.classes.iter().map(bytes).sum::<f64>() / experts.max(1) as f64
     }
 
     /// Number of layers that have experts.

@@ -6,11 +6,14 @@
 pub mod cache;
 pub mod catalog;
 pub mod files;
+mod lookahead;
+pub mod routing;
 pub mod slots;
 pub mod store;
 
 pub use catalog::Catalog;
 pub use files::ExpertFiles;
+pub use lookahead::LayerStats;
 pub use store::{ExpertStore, StoreOptions, StreamError, StreamStats};
 
 use crate::quant::Matrix;
@@ -27,8 +30,7 @@ pub enum Want {
 /// How many experts of the next layer are read ahead of its router's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Lookahead {
-    /// A quarter of what a token uses: the likeliest, which pay for themselves also where the disk is the bottleneck
-    /// (docs/architecture.md has the measurement).
+    /// As many as pay for themselves, by what guesses have cost and brought so far.
     #[default]
     Auto,
     /// None.

@@ -7,10 +7,13 @@ use colibri_ring::engine::{Engine, EngineError, Options, SlabState};
 use colibri_ring::extent::RangeError;
 use colibri_ring::replica::DirectRefused;
 use colibri_ring::schedule::{Event, Priority, ReadError};
+use colibri_ring::sim::{Clock, SimDrive};
 
 use super::cache::{Cache, Key};
 use super::catalog::{Location, Projection};
 use super::files::{DOWN, ExpertFiles, GATE_UP, scales_range, weights_range};
+use super::lookahead::{Costs, Foresight, LayerStats};
+use super::routing::{self, Recorder};
 use super::slots::Slots;
 use super::{Lookahead, Ready, Want};
 use crate::quant::Matrix;
@@ -70,6 +73,8 @@ pub struct StreamStats {
     pub speculative_reads: u64,
     /// Of these, how many were then demanded.
     pub speculative_used: u64,
+    /// The early looks at routers, by layer.
+    pub lookahead: Vec<LayerStats>,
 }
 
 /// How far the computation of a demanded expert is.
@@ -97,7 +102,7 @@ pub struct ExpertStore {
     engine: Engine,
     files: ExpertFiles,
     cache: Cache,
-    lookahead: Lookahead,
+    foresight: Foresight,
     top_k: usize,
     layer: usize,
     demands: Vec<Demand>,
@@ -109,6 +114,10 @@ pub struct ExpertStore {
     guessed: Vec<SlabId>,
     /// Slabs that are read for the next demand of the same layer.
     announced: Vec<SlabId>,
+    /// Scratch: experts to guess.
+    likely: Vec<u32>,
+    /// What routers said, if somebody wants to keep it.
+    recorder: Option<Recorder>,
     stats: StreamStats,
 }
 
@@ -122,15 +131,48 @@ impl ExpertStore {
         top_k: usize,
         options: StoreOptions,
     ) -> Result<ExpertStore, StreamError> {
+        let engine = Engine::new(&files.files, &options.slots.classes, options.engine)?;
+        Ok(ExpertStore::with_engine(engine, files, top_k, options))
+    }
+
+    /// A store whose drives are simulated on `clock`: `files` must be [`ExpertFiles::on_drives`] of as many as there are
+    /// `drives`. What it hands out is zeros.
+    ///
+    /// # Errors
+    /// When there is no memory for the slabs.
+    pub fn simulated(
+        files: ExpertFiles,
+        top_k: usize,
+        options: StoreOptions,
+        drives: Vec<SimDrive>,
+        clock: Clock,
+    ) -> Result<ExpertStore, StreamError> {
+        let classes = &options.slots.classes;
+        let engine = Engine::simulated(&files.files, classes, options.engine, drives, clock)?;
+        Ok(ExpertStore::with_engine(engine, files, top_k, options))
+    }
+
+    fn with_engine(
+        engine: Engine,
+        files: ExpertFiles,
+        top_k: usize,
+        options: StoreOptions,
+    ) -> ExpertStore {
         let Slots { classes, share } = options.slots;
         let counts: Vec<usize> = classes.iter().map(|class| class.count).collect();
         tracing::debug!(?classes, share, align = files.align(), "expert cache");
         let model_layers = files.catalog.layers().last().map_or(0, |last| last + 1);
-        Ok(ExpertStore {
-            engine: Engine::new(&files.files, &classes, options.engine)?,
+        let costs = Costs {
+            expert_bytes: files.mean_bytes(),
+            at_drives_bytes: options.engine.speculative_bytes() as f64
+                * files.files.drives() as f64,
+            kept: share,
+        };
+        ExpertStore {
+            engine,
             cache: Cache::new(&counts, model_layers, files.catalog.experts(), share),
             files,
-            lookahead: options.lookahead,
+            foresight: Foresight::new(options.lookahead, top_k, model_layers, costs),
             top_k,
             layer: 0,
             demands: Vec::new(),
@@ -138,17 +180,89 @@ impl ExpertStore {
             guesses: VecDeque::new(),
             guessed: Vec::new(),
             announced: Vec::new(),
+            likely: Vec::new(),
+            recorder: None,
             stats: StreamStats::default(),
-        })
+        }
     }
 
-    /// How many experts of the next layer should be guessed for each token; 0 when guesses are not wanted.
-    pub fn lookahead(&self) -> usize {
-        match self.lookahead {
-            Lookahead::Off => 0,
-            Lookahead::Auto => self.top_k.div_ceil(4),
-            Lookahead::Experts(k) => k,
+    /// From now on, tells `recorder` what routers say.
+    pub fn record_routing(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
+    /// Ends [`ExpertStore::record_routing`].
+    pub fn take_recorder(&mut self) -> Option<Recorder> {
+        self.recorder.take()
+    }
+
+    /// How many of the likeliest experts of a layer should be found out for each token, before its router decides; 0 when
+    /// that is of no use.
+    pub fn ranks(&mut self, layer: usize) -> usize {
+        if self.recorder.is_some() {
+            return 2 * self.top_k;
         }
+        if self.cache.holds(layer) == self.files.catalog.experts() {
+            return 0;
+        }
+        self.foresight.ranks(layer)
+    }
+
+    /// An early look at the router of `layer`: `ranked` [tokens, ranks], the likeliest first. Those that pay are guessed: read as far as
+    /// the drives have nothing else to do. Replaces what an earlier look said.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub fn look(&mut self, layer: usize, ranked: &[u32], ranks: usize) -> Result<(), StreamError> {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.event(&routing::Event::Look {
+                layer,
+                ranks,
+                experts: ranked.to_vec(),
+            });
+        }
+        let mut likely = std::mem::take(&mut self.likely);
+        self.foresight.look(layer, ranked, ranks, &mut likely);
+        for slab in &self.guessed {
+            let key = self
+                .cache
+                .key(*slab)
+                .expect("a guess is forgotten when its slab is");
+            let unlikely = key.layer == layer && !likely.contains(&key.expert);
+            if unlikely && self.engine.state(*slab) != SlabState::Full {
+                self.engine.abandon(*slab);
+            }
+        }
+        let result = self.want(layer, &likely, Want::Hint);
+        self.likely = likely;
+        result
+    }
+
+    /// The router of `layer` has decided, for all tokens: `chosen` [tokens, top_k]. Guesses that came true are counted, the others
+    /// make room. Comes before the first demand for the layer.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub fn routed(&mut self, layer: usize, chosen: &[u32]) -> Result<(), StreamError> {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.event(&routing::Event::Routed {
+                layer,
+                experts: chosen.to_vec(),
+            });
+        }
+        self.take_events()?;
+        self.guesses.clear();
+        let tokens = chosen.len() / self.top_k;
+        self.foresight.routed(layer, chosen, tokens);
+        self.settle_guesses(layer, chosen);
+        Ok(())
+    }
+
+    fn take_events(&mut self) -> Result<(), StreamError> {
+        while let Some(event) = self.engine.poll()? {
+            self.handle(event)?;
+        }
+        Ok(())
     }
 
     /// Asks for experts of `layer`, all different. `Demand`: they will be handed out by [`ExpertStore::next`], which must
@@ -179,22 +293,15 @@ impl ExpertStore {
 
     fn demand(&mut self, layer: usize, ids: &[u32]) -> Result<(), StreamError> {
         self.give_up_demands();
-        while let Some(event) = self.engine.poll()? {
-            self.handle(event)?;
-        }
+        self.take_events()?;
         self.layer = layer;
         self.guesses.clear();
-        self.settle_guesses(layer, ids);
         let announced = std::mem::take(&mut self.announced);
         for &expert in ids {
             let stage = match self.cache.slab(Key { layer, expert }) {
                 Some(slab) => {
                     let full = self.engine.state(slab) == SlabState::Full;
-                    if full && !announced.contains(&slab) {
-                        self.stats.hits += 1;
-                    } else {
-                        self.stats.misses += 1;
-                    }
+                    self.count(full && !announced.contains(&slab));
                     if !full {
                         self.engine.promote(slab);
                     }
@@ -203,13 +310,23 @@ impl ExpertStore {
                     Stage::GateUp(slab)
                 }
                 None => {
-                    self.stats.misses += 1;
+                    self.count(false);
                     Stage::NoSlab
                 }
             };
             self.demands.push(Demand { expert, stage });
         }
         self.start_demands()
+    }
+
+    /// A demanded expert was in memory, or was not.
+    fn count(&mut self, hit: bool) {
+        self.foresight.demanded(hit);
+        if hit {
+            self.stats.hits += 1;
+        } else {
+            self.stats.misses += 1;
+        }
     }
 
     /// After an error or a stop, demands are left that nobody will compute: their slabs may be reused when they are full. A read of
@@ -242,7 +359,9 @@ impl ExpertStore {
                 return true;
             }
             self.cache.forget_use(slab);
-            if self.engine.state(slab) != SlabState::Full {
+            let late = self.engine.state(slab) != SlabState::Full;
+            self.foresight.wrong(late);
+            if late {
                 self.engine.abandon(slab);
             }
             false
@@ -318,15 +437,16 @@ impl ExpertStore {
     )]
     pub fn next(&mut self) -> Result<Option<Ready<'_>>, StreamError> {
         // Events first: the slab that is taken back must be known to be full.
-        while let Some(event) = self.engine.poll()? {
-            self.handle(event)?;
-        }
+        self.take_events()?;
         self.take_back()?;
         let at = loop {
             if let Some(at) = self.computable() {
                 break at;
             }
             if self.demands.iter().all(|d| d.stage == Stage::Done) {
+                if let Some(recorder) = &mut self.recorder {
+                    recorder.event(&routing::Event::Computed { layer: self.layer });
+                }
                 return Ok(None);
             }
             self.engine.flush();
@@ -459,8 +579,11 @@ impl ExpertStore {
     }
 
     /// What the store did so far.
-    pub fn stats(&self) -> &StreamStats {
-        &self.stats
+    pub fn stats(&self) -> StreamStats {
+        StreamStats {
+            lookahead: self.foresight.stats(),
+            ..self.stats.clone()
+        }
     }
 
     /// What the reads did so far; `None` when the engine has stopped.

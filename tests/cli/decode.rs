@@ -82,6 +82,7 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         "phase_seconds",
         "speculative_reads",
         "speculative_used",
+        "lookahead",
         "ring_enters",
         "replicas",
         "latency_us",

@@ -10,6 +10,7 @@ mod ends;
 mod hostile_shards;
 mod hostile_text;
 mod identical;
+mod lookahead;
 mod reference;
 mod sandbox;
 mod usage;

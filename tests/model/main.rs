@@ -7,5 +7,6 @@ mod fixture;
 mod load;
 mod packed;
 mod reference;
+mod simulated;
 mod stream;
 mod truncated;

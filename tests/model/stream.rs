@@ -109,12 +109,16 @@ fn run(
                 TOP_K
             };
             let ids = dice.experts(count, experts);
+            store.routed(layer, &ids).unwrap();
             store.want(layer, &ids, Want::Demand).unwrap();
-            if let Some(&next) = layers.get(l + 1)
-                && store.lookahead() > 0
-            {
-                let guess = dice.experts(dice.0 as usize % 5, experts);
-                store.want(next, &guess, Want::Hint).unwrap();
+            if let Some(&next) = layers.get(l + 1) {
+                for _ in 0..dice.below(3) {
+                    let ranks = store.ranks(next).min(experts);
+                    let guess = dice.experts(ranks, experts);
+                    if ranks > 0 {
+                        store.look(next, &guess, ranks).unwrap();
+                    }
+                }
             }
             let mut seen = std::collections::BTreeMap::new();
             while let Some(ready) = store.next().unwrap() {

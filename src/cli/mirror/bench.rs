@@ -23,8 +23,8 @@ use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;
 
 use super::super::args::{Weights, check_weights, seconds};
-use super::super::outputs::OutputArgs;
 use super::super::progress::spinner;
+use super::super::report::ReportArgs;
 use super::CopiesArgs;
 
 /// Read experts from each drive alone and from all together, and compare
@@ -43,7 +43,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds, env = "COLIBRI_SECONDS")]
     seconds: f64,
     #[command(flatten)]
-    outputs: OutputArgs,
+    reports: ReportArgs,
 }
 
 /// The JSON object.
@@ -77,7 +77,7 @@ type Timed = (SystemTime, Measured);
 /// Measures and prints.
 pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     check_weights(args.mirror_weights.as_ref(), &args.copies.mirror);
-    let outputs = args.outputs.create()?;
+    let reports = args.reports.create()?;
     let config = Config::load(&args.copies.model[0])?;
     let shards = args.copies.open()?;
     let catalog = Catalog::new(&shards, &config)?;
@@ -121,7 +121,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     )?;
     let report = Report::new(&dirs, &alone, &together.1);
     let facts = || machine::facts(&first_files(&copies, dirs.len()));
-    outputs.write(
+    reports.write(
         || page(args, &report, &alone, &together.1, &facts()).html(),
         "mirror bench of colibri-uring; values are nanoseconds from submission to completion of a read",
         &intervals(&dirs, &alone, &together),

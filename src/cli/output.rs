@@ -1,0 +1,59 @@
+//! Files that commands write beside their output: they appear under their name when they are complete.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use tempfile::NamedTempFile;
+
+/// A file that is being written.
+#[derive(Debug)]
+pub struct Output {
+    path: PathBuf,
+    /// None for something that is there and is no regular file, like a pipe: it is written as it is.
+    temp: Option<NamedTempFile>,
+}
+
+impl Output {
+    /// Starts a file. Nothing is there under its name before [`Output::keep`].
+    pub fn create(path: &Path) -> anyhow::Result<Output> {
+        let special = fs::metadata(path).is_ok_and(|found| !found.is_file());
+        let dir = match path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir,
+            _ => Path::new("."),
+        };
+        let temp = (!special).then(|| {
+            // As readable as any other file that is made.
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+            tempfile::Builder::new().permissions(mode).tempfile_in(dir)
+        });
+        Ok(Output {
+            temp: temp.transpose().with_context(|| cannot_write(path))?,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Where the content goes.
+    pub fn writer(&self) -> anyhow::Result<BufWriter<File>> {
+        let file = match &self.temp {
+            Some(temp) => temp.reopen(),
+            None => File::options().write(true).open(&self.path),
+        };
+        file.map(BufWriter::new)
+            .with_context(|| cannot_write(&self.path))
+    }
+
+    /// The content is written, or was not: the file gets its name, or is gone.
+    pub fn keep(self, written: io::Result<()>) -> anyhow::Result<()> {
+        let persisted = written.and_then(|()| match self.temp {
+            Some(temp) => temp.persist(&self.path).map(drop).map_err(|e| e.error),
+            None => Ok(()),
+        });
+        persisted.with_context(|| cannot_write(&self.path))
+    }
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}

@@ -1,0 +1,275 @@
+//! How fast a machine would be that one does not have: the real store on simulated drives, with a cost model for the
+//! arithmetic, and routing that was recorded or made up.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use colibri_ring::sim::Clock;
+
+use crate::config::Config;
+use crate::shards::Shards;
+use crate::stream::routing::Event;
+use crate::stream::{Catalog, ExpertStore, Ready, StreamError, Want};
+
+mod routing;
+pub use routing::{Habits, made_up};
+
+/// How long the arithmetic of one token takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compute {
+    /// For each layer, what comes before its router: attention. For a dense layer, all of it.
+    pub layers: Vec<Duration>,
+    /// A decision of a router, or a look at it.
+    pub router: Duration,
+    /// The shared expert of a layer.
+    pub shared: Duration,
+    /// A routed expert.
+    pub expert: Duration,
+    /// What comes after the last layer.
+    pub head: Duration,
+}
+
+/// The decision of a layer's router and the two looks at it.
+const ROUTER_RUNS: f64 = 3.0;
+
+impl Compute {
+    /// What was measured over `tokens` tokens: `seconds` by phase.
+    pub fn measured(config: &Config, seconds: &BTreeMap<String, f64>, tokens: u64) -> Compute {
+        let layers = config.num_hidden_layers;
+        let sparse: Vec<usize> = config.sparse_layers().collect();
+        let each = |phases: &[&str], runs: f64| {
+            let total: f64 = phases.iter().filter_map(|p| seconds.get(*p)).sum();
+            Duration::from_secs_f64(total / (tokens as f64 * runs).max(1.0))
+        };
+        let attention = each(&["attention", "indexer"], layers as f64);
+        let dense = each(&["dense"], (layers - sparse.len()) as f64);
+        let layer = |layer| match sparse.contains(&layer) {
+            true => attention,
+            false => attention + dense,
+        };
+        let runs = sparse.len() as f64;
+        Compute {
+            layers: (0..layers).map(layer).collect(),
+            router: each(&["router"], runs * ROUTER_RUNS),
+            shared: each(&["shared"], runs),
+            expert: each(&["experts"], runs * config.num_experts_per_tok as f64),
+            head: each(&["embed", "head"], 1.0),
+        }
+    }
+
+    /// As if all weights that a token uses went through the kernels at so many bytes a second.
+    pub fn at_rate(config: &Config, shards: &Shards, catalog: &Catalog, rate: f64) -> Compute {
+        let time = |bytes: u64| Duration::from_secs_f64(bytes as f64 / rate);
+        let per_layer = |part: fn(&str) -> bool| -> Vec<u64> {
+            let mut bytes = vec![0; config.num_hidden_layers];
+            for tensor in shards.iter() {
+                if let Some((layer, rest)) = layer_of(tensor.name)
+                    && part(rest)
+                    && let Some(bytes) = bytes.get_mut(layer)
+                {
+                    *bytes += tensor.bytes;
+                }
+            }
+            bytes
+        };
+        let mean = |bytes: &[u64]| {
+            let used = bytes.iter().filter(|b| **b > 0).count().max(1);
+            bytes.iter().sum::<u64>() / used as u64
+        };
+        let rest = |name: &str| !name.starts_with("mlp.experts.") && !is_router_or_shared(name);
+        let experts: u64 = catalog
+            .layers()
+            .map(|layer| expert_bytes(catalog, layer))
+            .sum();
+        let head = shards
+            .iter()
+            .filter(|t| t.name.starts_with("lm_head."))
+            .map(|t| t.bytes);
+        Compute {
+            layers: per_layer(rest).into_iter().map(time).collect(),
+            router: time(mean(&per_layer(|name| name.starts_with("mlp.gate.")))),
+            shared: time(mean(&per_layer(|name| {
+                name.starts_with("mlp.shared_experts.")
+            }))),
+            expert: time(experts / catalog.layers().count().max(1) as u64),
+            head: time(head.sum()),
+        }
+    }
+
+    /// Of a token whose layers are all computed, with `top_k` experts in each of `sparse` layers.
+    pub fn token(&self, sparse: usize, top_k: usize) -> Duration {
+        let layer = self.router.mul_f64(ROUTER_RUNS) + self.shared + self.expert * top_k as u32;
+        self.layers.iter().sum::<Duration>() + layer * sparse as u32 + self.head
+    }
+}
+
+/// The layer of a tensor, and the rest of its name.
+fn layer_of(name: &str) -> Option<(usize, &str)> {
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    Some((layer.parse().ok()?, rest))
+}
+
+fn is_router_or_shared(name: &str) -> bool {
+    name.starts_with("mlp.gate.") || name.starts_with("mlp.shared_experts.")
+}
+
+/// Bytes of the first expert of a layer: the others are as large.
+fn expert_bytes(catalog: &Catalog, layer: usize) -> u64 {
+    let matrices = catalog.expert(layer, 0);
+    matrices.map_or(0, |m| m.iter().map(|m| m.stored_bytes()).sum())
+}
+
+/// What a replay took, in simulated time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// The prompt, which is the first pass.
+    pub prompt: Duration,
+    /// Everything after it.
+    pub decode: Duration,
+    /// Waiting for reads in that.
+    pub waited: Duration,
+    /// Tokens after the prompt.
+    pub tokens: u64,
+}
+
+/// Replays what routers said on a store of simulated drives.
+#[derive(Debug)]
+pub struct Replay<'a> {
+    store: &'a mut ExpertStore,
+    clock: &'a Clock,
+    compute: &'a Compute,
+    top_k: usize,
+    /// Layers of the running pass of which the part before the router is computed.
+    done: usize,
+    /// The last layer of the running pass whose experts are computed.
+    computed: Option<usize>,
+    /// The experts of a layer that are to be computed, and how many tokens use each.
+    routed: Option<(usize, BTreeMap<u32, u32>)>,
+    passes: u64,
+    /// Tokens of the running pass.
+    tokens: u32,
+    /// When the prompt was computed.
+    prompt: Option<Duration>,
+    waited: Duration,
+}
+
+impl<'a> Replay<'a> {
+    /// A replay for tokens that use `top_k` experts in a layer.
+    pub fn new(
+        store: &'a mut ExpertStore,
+        clock: &'a Clock,
+        compute: &'a Compute,
+        top_k: usize,
+    ) -> Replay<'a> {
+        Replay {
+            store,
+            clock,
+            compute,
+            top_k,
+            done: 0,
+            computed: None,
+            routed: None,
+            passes: 0,
+            tokens: 0,
+            prompt: None,
+            waited: Duration::ZERO,
+        }
+    }
+
+    /// Replays all events. Layers and experts must be the model's.
+    ///
+    /// # Errors
+    /// When every drive with an expert has failed.
+    pub fn run(mut self, events: &[Event]) -> Result<Replayed, StreamError> {
+        for event in events {
+            match event {
+                Event::Look {
+                    layer,
+                    ranks,
+                    experts,
+                } => {
+                    // In the middle of a layer it is the early look; otherwise it comes before the attention.
+                    if self.routed.is_none() {
+                        self.reach(*layer, *layer, experts.len() / ranks);
+                    }
+                    self.spend(self.compute.router, self.tokens);
+                    self.store.look(*layer, experts, *ranks)?;
+                }
+                Event::Routed { layer, experts } => {
+                    self.reach(*layer, layer + 1, experts.len() / self.top_k);
+                    self.spend(self.compute.router, self.tokens);
+                    let mut users = BTreeMap::new();
+                    for id in experts {
+                        *users.entry(*id).or_insert(0) += 1;
+                    }
+                    let ids: Vec<u32> = users.keys().copied().collect();
+                    self.store.routed(*layer, experts)?;
+                    self.store.want(*layer, &ids, Want::Demand)?;
+                    self.routed = Some((*layer, users));
+                }
+                Event::Computed { .. } => self.experts()?,
+                Event::Measured { .. } => {}
+            }
+        }
+        self.end_pass();
+        let prompt = self.prompt.unwrap_or_default();
+        Ok(Replayed {
+            prompt,
+            decode: self.clock.now() - prompt,
+            waited: self.waited,
+            tokens: self.passes.saturating_sub(1),
+        })
+    }
+
+    fn spend(&self, time: Duration, times: u32) {
+        self.clock.advance(time * times);
+    }
+
+    /// Computes what comes before the router up to layer `end`, on the way to `layer`. If that has been passed, it is one of
+    /// the next pass.
+    fn reach(&mut self, layer: usize, end: usize, tokens: usize) {
+        if self.computed.is_some_and(|computed| layer <= computed) {
+            self.end_pass();
+        }
+        self.tokens = tokens as u32;
+        for layer in self.done..end {
+            self.spend(self.compute.layers[layer], self.tokens);
+        }
+        self.done = self.done.max(end);
+    }
+
+    /// Computes the layers that are left, and the head.
+    fn end_pass(&mut self) {
+        for layer in self.done..self.compute.layers.len() {
+            self.spend(self.compute.layers[layer], self.tokens);
+        }
+        self.spend(self.compute.head, 1);
+        (self.done, self.computed) = (0, None);
+        self.passes += 1;
+        if self.prompt.is_none() {
+            self.prompt = Some(self.clock.now());
+            self.waited = Duration::ZERO;
+        }
+    }
+
+    /// Computes the experts of a layer as they arrive, beside the shared one.
+    fn experts(&mut self) -> Result<(), StreamError> {
+        let Some((layer, users)) = self.routed.take() else {
+            return Ok(());
+        };
+        self.computed = Some(layer);
+        self.spend(self.compute.shared, self.tokens);
+        loop {
+            let asked = self.clock.now();
+            let ready = self.store.next()?;
+            self.waited += self.clock.now() - asked;
+            // Gate and up are two of an expert's three matrices of equal size.
+            let (expert, thirds) = match ready {
+                Some(Ready::GateUp { expert, .. }) => (expert, 2),
+                Some(Ready::Down { expert, .. }) => (expert, 1),
+                None => return Ok(()),
+            };
+            self.spend(self.compute.expert * thirds / 3, users[&expert]);
+        }
+    }
+}

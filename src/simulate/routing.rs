@@ -1,0 +1,166 @@
+//! Routing that nobody recorded: random, with the regularities that were measured on real models.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+use crate::config::Config;
+use crate::stream::routing::Event;
+
+/// How regular made-up routing is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Habits {
+    /// Share of a token's experts that the token before used, too.
+    pub repeated: f64,
+    /// Share of a layer's experts that the early look, at the router of the layer before, finds.
+    pub early: f64,
+    /// Share that the late look finds, at the end of the layer before.
+    pub late: f64,
+}
+
+impl Default for Habits {
+    /// GLM-5.2: 23% to 41% are repeated; 72% and 84% are foreseen.
+    fn default() -> Habits {
+        Habits {
+            repeated: 0.3,
+            early: 0.72,
+            late: 0.84,
+        }
+    }
+}
+
+struct Dice(ChaCha8Rng);
+
+impl Dice {
+    fn below(&mut self, n: usize) -> usize {
+        (u64::from(self.0.next_u32()) * n as u64 >> 32) as usize
+    }
+
+    fn chance(&mut self, p: f64) -> bool {
+        f64::from(self.0.next_u32()) < p * 2f64.powi(32)
+    }
+
+    /// An expert that is not among `taken`.
+    fn other(&mut self, experts: usize, taken: &[u32]) -> u32 {
+        loop {
+            let id = self.below(experts) as u32;
+            if !taken.contains(&id) {
+                return id;
+            }
+        }
+    }
+}
+
+/// Routing of `tokens` tokens, one at a time. The same seed makes the same.
+pub fn made_up(config: &Config, tokens: usize, habits: Habits, seed: u64) -> Vec<Event> {
+    let mut dice = Dice(ChaCha8Rng::seed_from_u64(seed));
+    let (experts, top_k) = (config.n_routed_experts, config.num_experts_per_tok);
+    let layers: Vec<usize> = config.sparse_layers().collect();
+    let mut chosen: Vec<Vec<u32>> = vec![Vec::new(); layers.len()];
+    let mut events = Vec::new();
+    for _ in 0..tokens {
+        for (ids, _) in chosen.iter_mut().zip(&layers) {
+            let before = std::mem::take(ids);
+            ids.extend(before.iter().filter(|_| dice.chance(habits.repeated)));
+            while ids.len() < top_k {
+                let taken: Vec<u32> = ids.iter().chain(&before).copied().collect();
+                // A token may use more than half of the experts.
+                let taken = if taken.len() < experts { &taken } else { &*ids };
+                let id = dice.other(experts, taken);
+                ids.push(id);
+            }
+        }
+        for (i, &layer) in layers.iter().enumerate() {
+            events.push(look(layer, &chosen[i], habits.late, experts, &mut dice));
+            let experts_of_layer = chosen[i].clone();
+            events.push(Event::Routed {
+                layer,
+                experts: experts_of_layer,
+            });
+            if let Some(&next) = layers.get(i + 1) {
+                events.push(look(next, &chosen[i + 1], habits.early, experts, &mut dice));
+            }
+            events.push(Event::Computed { layer });
+        }
+    }
+    events
+}
+
+/// A look that finds so many of the `chosen` experts; what it is surer of is more often right.
+fn look(layer: usize, chosen: &[u32], found: f64, experts: usize, dice: &mut Dice) -> Event {
+    let ranks = chosen.len().min(experts);
+    let mut ranked: Vec<u32> = Vec::with_capacity(ranks);
+    for (rank, &id) in chosen.iter().enumerate() {
+        // From nearly certain at the first rank, down evenly, with the wanted mean.
+        let position = (rank as f64 + 0.5) / ranks as f64;
+        let chance = found + (1.0 - found).min(found) * (1.0 - 2.0 * position);
+        if dice.chance(chance) || ranked.len() + chosen.len() >= experts {
+            ranked.push(id);
+        } else {
+            let taken: Vec<u32> = ranked.iter().chain(chosen).copied().collect();
+            ranked.push(dice.other(experts, &taken));
+        }
+    }
+    Event::Look {
+        layer,
+        ranks,
+        experts: ranked,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(experts: usize, top_k: usize) -> Config {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/f32-smallest");
+        let mut config = Config::load(std::path::Path::new(path)).unwrap();
+        (config.n_routed_experts, config.num_experts_per_tok) = (experts, top_k);
+        config
+    }
+
+    #[test]
+    fn it_has_the_habits_asked_for() {
+        let habits = Habits::default();
+        let events = made_up(&config(64, 8), 400, habits, 1);
+        let layer = config(64, 8).sparse_layers().next().unwrap();
+        let (mut before, mut looked): (Vec<u32>, Vec<u32>) = Default::default();
+        let (mut repeated, mut late, mut all) = (0, 0, 0);
+        for event in &events {
+            match event {
+                Event::Look {
+                    layer: l, experts, ..
+                } if *l == layer => looked.clone_from(experts),
+                Event::Routed { layer: l, experts } if *l == layer => {
+                    assert_eq!(experts.len(), 8);
+                    repeated += experts.iter().filter(|id| before.contains(id)).count();
+                    late += experts.iter().filter(|id| looked.contains(id)).count();
+                    all += 8;
+                    before.clone_from(experts);
+                }
+                _ => {}
+            }
+        }
+        let share = |n: usize| n as f64 / f64::from(all);
+        assert!(
+            (share(repeated) - habits.repeated).abs() < 0.05,
+            "{}",
+            share(repeated)
+        );
+        assert!((share(late) - habits.late).abs() < 0.05, "{}", share(late));
+    }
+
+    #[test]
+    fn a_token_may_use_all_experts() {
+        for (experts, top_k) in [(4, 4), (5, 4), (1, 1)] {
+            for event in made_up(&config(experts, top_k), 20, Habits::default(), 2) {
+                let mut ids = match event {
+                    Event::Look { experts, .. } | Event::Routed { experts, .. } => experts,
+                    _ => continue,
+                };
+                ids.sort_unstable();
+                ids.dedup();
+                assert_eq!(ids.len(), top_k, "all different");
+            }
+        }
+    }
+}
