@@ -297,6 +297,7 @@ impl Target {
                     bytes: u64::MAX,
                     reads: run.queue_depth,
                 },
+                adapt_window: false,
                 chunk_bytes: slab_bytes,
                 batch_bytes: 0,
             },

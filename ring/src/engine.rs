@@ -114,7 +114,10 @@ impl Engine {
         link: impl FnOnce(Arc<Arena>, Scheduler) -> Result<Box<dyn Link>, EngineError>,
     ) -> Result<Engine, EngineError> {
         let arena = Arc::new(Arena::new(classes)?);
-        let scheduler = Scheduler::new(arena.slabs(), files, options.window);
+        let mut scheduler = Scheduler::new(arena.slabs(), files, options.window);
+        if options.adapt_window {
+            scheduler.adapt_windows(options.batch_bytes);
+        }
         let free = || Slab {
             state: SlabState::Free,
             layout: None,
