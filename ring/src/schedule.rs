@@ -200,6 +200,12 @@ impl Scheduler {
         self.drives.iter().map(|d| d.window.reads).sum()
     }
 
+    /// Whether no drive has room for anything.
+    pub(crate) fn all_full(&self) -> bool {
+        let share = Priority::Demand.share();
+        !self.drives.iter().any(|drive| drive.has_room(share))
+    }
+
     /// Reads that are at the devices now.
     pub fn in_flight(&self) -> usize {
         self.drives.iter().map(|d| d.reads_in_flight).sum()
