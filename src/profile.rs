@@ -297,7 +297,6 @@ impl Target {
                     bytes: u64::MAX,
                     reads: run.queue_depth,
                 },
-                adapt_window: false,
                 chunk_bytes: slab_bytes,
                 batch_bytes: 0,
             },

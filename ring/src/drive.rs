@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::adapt::{Adapt, EndedRead};
-
 /// How much a drive may have at once. The smallest window that keeps it busy is the best: what is at the drive cannot be
 /// overtaken by a more urgent read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +26,6 @@ impl Default for Window {
 pub(crate) struct Drive {
     pub(crate) id: u64,
     pub(crate) window: Window,
-    /// Finds the window; without it, it stays as it is.
-    adapt: Option<Adapt>,
     pub(crate) reads_in_flight: usize,
     pub(crate) bytes_in_flight: u64,
     /// When it last had something to do for the first time, or ended a read.
@@ -51,11 +47,6 @@ impl Drive {
         }
     }
 
-    /// From now on the window is found while it reads; what it is now is where it starts. `batch` bytes may be waited for at once.
-    pub(crate) fn adapt(&mut self, batch: u64) {
-        self.adapt = Some(Adapt::new(self.window.bytes, batch));
-    }
-
     /// Whether it can take a read that may use a `1 / share` of the window.
     pub(crate) fn has_room(&self, share: u64) -> bool {
         let bytes = (self.window.bytes / share).max(1);
@@ -73,7 +64,7 @@ impl Drive {
     }
 
     /// It ended a read. Its speed is measured while it has enough to do: with little, every drive is slow.
-    pub(crate) fn complete(&mut self, bytes: u64, since: Duration, now: Duration) {
+    pub(crate) fn complete(&mut self, bytes: u64, now: Duration) {
         let busy = self.bytes_in_flight >= self.window.bytes / 4
             || self.reads_in_flight >= self.window.reads.div_ceil(4);
         if busy {
@@ -82,19 +73,9 @@ impl Drive {
             self.read = self.read * keep + bytes as f64;
             self.took = self.took * keep + took;
         }
-        let read = EndedRead {
-            bytes,
-            took: now.saturating_sub(since),
-            since_last: now.saturating_sub(self.last),
-            full: self.bytes_in_flight >= self.window.bytes,
-        };
         self.last = now;
         self.reads_in_flight -= 1;
         self.bytes_in_flight -= bytes;
-        let window = self.window.bytes;
-        if let Some(window) = (self.adapt.as_mut()).and_then(|adapt| adapt.ended(read, window)) {
-            self.window.bytes = window;
-        }
     }
 
     /// Bytes a second, if it was measured for a moment. Less if it has not ended a read for longer than that explains.

@@ -114,10 +114,7 @@ impl Engine {
         link: impl FnOnce(Arc<Arena>, Scheduler) -> Result<Box<dyn Link>, EngineError>,
     ) -> Result<Engine, EngineError> {
         let arena = Arc::new(Arena::new(classes)?);
-        let mut scheduler = Scheduler::new(arena.slabs(), files, options.window);
-        if options.adapt_window {
-            scheduler.adapt_windows(options.batch_bytes);
-        }
+        let scheduler = Scheduler::new(arena.slabs(), files, options.window);
         let free = || Slab {
             state: SlabState::Free,
             layout: None,

@@ -4,7 +4,6 @@
 //! its caller asks for a set of [`extent::Range`]s to be read into a slab, with a priority, and is told
 //! when each part of that slab is complete.
 
-mod adapt;
 pub mod arena;
 mod command;
 pub mod device;

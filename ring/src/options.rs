@@ -11,8 +11,6 @@ pub struct Options {
     pub kind: EngineKind,
     /// How much each drive has at once.
     pub window: Window,
-    /// Whether the window is only where it starts, and the smallest that keeps the drive busy is found while reading.
-    pub adapt_window: bool,
     /// Spans are read in pieces of about this many bytes.
     pub chunk_bytes: u64,
     /// Reads of about this many bytes may be waited for at once, which saves entries into the kernel; 0: every read that ends
@@ -25,7 +23,6 @@ impl Default for Options {
         Options {
             kind: EngineKind::Auto,
             window: Window::default(),
-            adapt_window: true,
             chunk_bytes: 2 << 20,
             batch_bytes: 4 << 20,
         }

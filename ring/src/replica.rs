@@ -173,8 +173,6 @@ pub struct Stats {
     pub latency_us: Histogram<u64>,
     /// How many times the kernel was entered to submit or to wait.
     pub enters: u64,
-    /// Bytes that each drive may have at once now.
-    pub windows: Vec<u64>,
     /// Whether every copy is read with O_DIRECT (still: a file system may refuse the reads themselves).
     pub direct: bool,
 }
@@ -185,7 +183,6 @@ impl Stats {
             sources: vec![SourceStats::default(); sources],
             latency_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("valid bounds"),
             enters: 0,
-            windows: Vec::new(),
             direct: false,
         }
     }

@@ -185,11 +185,6 @@ impl Scheduler {
         }
     }
 
-    /// Finds each drive's window while it reads, beginning with the one given. `batch_bytes` may be waited for at once.
-    pub fn adapt_windows(&mut self, batch_bytes: u64) {
-        (self.drives.iter_mut()).for_each(|drive| drive.adapt(batch_bytes));
-    }
-
     /// Number of drives.
     pub fn drives(&self) -> usize {
         self.drives.len()
@@ -428,7 +423,7 @@ impl Scheduler {
             .expect("only what was launched ends");
         self.free_ids.push(ended.id);
         let flight_bytes = flight.waiting.len();
-        self.drives[flight.drive].complete(flight_bytes, flight.since, now);
+        self.drives[flight.drive].complete(flight_bytes, now);
         self.stats.record_latency(now.saturating_sub(flight.since));
         let slab = flight.slab;
         let job = self.jobs[slab.index()]
@@ -552,7 +547,6 @@ impl Scheduler {
         let direct = self.files.iter().flatten().all(|route| route.direct);
         Stats {
             direct,
-            windows: self.drives.iter().map(|d| d.window.bytes).collect(),
             ..self.stats.clone()
         }
     }

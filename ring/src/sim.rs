@@ -16,14 +16,11 @@ use crate::driver::Driver;
 use crate::error::EngineError;
 use crate::schedule::{Event, Scheduler};
 
-/// A simulated drive. It serves one read after the other at its bandwidth, or several at once, each at its part of it; the
-/// latency is added to each and overlaps.
+/// A simulated drive. It serves one read after the other at its bandwidth; the latency is added to each and overlaps.
 #[derive(Clone, Debug)]
 pub struct SimDrive {
     /// Bytes per second; changes take effect for reads that begin later.
     pub bandwidth: u64,
-    /// How many reads it serves at once: with fewer it gives less.
-    pub lanes: usize,
     /// From the end of a read's transfer to its completion.
     pub latency: Duration,
     /// From this time on, another bandwidth.
@@ -39,7 +36,6 @@ impl SimDrive {
     pub fn new(bandwidth: u64, latency: Duration) -> SimDrive {
         SimDrive {
             bandwidth,
-            lanes: 1,
             latency,
             changes: Vec::new(),
             fails_at: None,
@@ -86,8 +82,8 @@ struct Flight {
 #[derive(Debug)]
 pub(crate) struct Sim {
     drives: Vec<SimDrive>,
-    /// When each lane of each drive has served what it was given.
-    free_at: Vec<Vec<Duration>>,
+    /// When each drive has served what it was given.
+    free_at: Vec<Duration>,
     reads: Vec<u64>,
     /// For each file and copy, its drive.
     drive_of: Vec<Vec<usize>>,
@@ -102,9 +98,7 @@ pub(crate) struct Sim {
 impl Sim {
     pub(crate) fn new(drives: Vec<SimDrive>, drive_of: Vec<Vec<usize>>, clock: Clock) -> Sim {
         Sim {
-            free_at: (drives.iter())
-                .map(|drive| vec![Duration::ZERO; drive.lanes.max(1)])
-                .collect(),
+            free_at: vec![Duration::ZERO; drives.len()],
             reads: vec![0; drives.len()],
             drives,
             drive_of,
@@ -120,13 +114,11 @@ impl Device for Sim {
     fn submit(&mut self, op: Op) {
         let d = self.drive_of[op.file as usize][op.copy as usize];
         let drive = &self.drives[d];
-        let lanes = self.free_at[d].len();
-        let free_at = (self.free_at[d].iter_mut()).min().expect("there is a lane");
-        let start = (*free_at).max(self.now);
-        let seconds = (op.len * lanes as u64) as f64 / drive.bandwidth_at(start) as f64;
-        *free_at = start + Duration::from_secs_f64(seconds);
+        let start = self.free_at[d].max(self.now);
+        let seconds = op.len as f64 / drive.bandwidth_at(start) as f64;
+        self.free_at[d] = start + Duration::from_secs_f64(seconds);
         self.reads[d] += 1;
-        let end = *free_at + drive.latency;
+        let end = self.free_at[d] + drive.latency;
         let failed = drive.fails_at.is_some_and(|from| from <= end);
         let short = drive.short_every > 0 && self.reads[d].is_multiple_of(drive.short_every);
         let result = match (failed, short) {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use colibri_ring::arena::{Class, SlabId};
-use colibri_ring::drive::Window;
 use colibri_ring::engine::{Engine, Options};
 use colibri_ring::extent::{Layout, Range};
 use colibri_ring::file::File;
@@ -35,21 +34,18 @@ fn engine(drives: &[SimDrive], slabs: usize) -> (Engine, Clock) {
 }
 
 fn engine_of(files: &Files, drives: &[SimDrive], slabs: usize) -> (Engine, Clock) {
-    engine_with(files, drives, slabs, Options::default())
-}
-
-fn engine_with(
-    files: &Files,
-    drives: &[SimDrive],
-    slabs: usize,
-    options: Options,
-) -> (Engine, Clock) {
     let clock = Clock::default();
     let class = Class {
         bytes: SLAB as usize,
         count: slabs,
     };
-    let engine = Engine::simulated(files, &[class], options, drives.to_vec(), clock.clone());
+    let engine = Engine::simulated(
+        files,
+        &[class],
+        Options::default(),
+        drives.to_vec(),
+        clock.clone(),
+    );
     (engine.unwrap(), clock)
 }
 
@@ -85,15 +81,7 @@ fn bandwidth_of(
     slabs: usize,
     total: u64,
 ) -> (f64, Engine) {
-    stream(engine_of(files, drives, slabs), bytes, slabs, total)
-}
-
-fn stream(
-    (mut engine, clock): (Engine, Clock),
-    bytes: u64,
-    slabs: usize,
-    total: u64,
-) -> (f64, Engine) {
+    let (mut engine, clock) = engine_of(files, drives, slabs);
     let mut started = 0;
     for slab in 0..slabs as u32 {
         read(&mut engine, SlabId(slab), Priority::Demand, started, bytes);
@@ -257,62 +245,6 @@ fn the_virtual_clock_makes_runs_repeatable() {
         (reached.to_bits(), engine.stats().unwrap().sources)
     };
     assert_eq!(run(), run());
-}
-
-/// Bandwidth of one drive with a window of `bytes`, or one that starts there, in chunks of 256 KiB; and the window at the end.
-fn with_window(drive: &SimDrive, bytes: u64, adapt: bool) -> (f64, u64) {
-    let options = Options {
-        window: Window {
-            bytes,
-            ..Window::default()
-        },
-        adapt_window: adapt,
-        chunk_bytes: CHUNK,
-        // So that a wait for several reads does not empty a small window.
-        batch_bytes: 0,
-        ..Options::default()
-    };
-    let engine = engine_with(&copies(1), std::slice::from_ref(drive), 4, options);
-    let (reached, mut engine) = stream(engine, 12 * MIB, 4, 250);
-    (reached, engine.stats().unwrap().windows[0])
-}
-
-const CHUNK: u64 = 256 << 10;
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 60,
-        failure_persistence: None, ..ProptestConfig::default() })]
-
-    /// Whatever a drive's bandwidth, latency and parallelism, the window that is found while it reads gives what the largest
-    /// window gives, and is at most twice the smallest that does.
-    #[test]
-    fn the_window_that_is_found_is_small_and_enough(
-        rate in 100u64..8_000, latency in 0u64..2_000, lanes in 1usize..20,
-    ) {
-        let drive = SimDrive { lanes, ..SimDrive::new(rate * MIB, Duration::from_micros(latency)) };
-        let (best, _) = with_window(&drive, 32 * CHUNK, false);
-        let (reached, found) = with_window(&drive, 8 * CHUNK, true);
-        prop_assert!(reached > 0.95 * best, "{} of {} MiB/s with {}", reached, best, found);
-        let enough = (1..=32).find(|n| with_window(&drive, n * CHUNK, false).0 > 0.97 * best);
-        let (found, enough) = (found.div_ceil(CHUNK), enough.unwrap());
-        prop_assert!(found <= 2 * enough, "{} reads at once, {} are enough", found, enough);
-    }
-}
-
-#[test]
-fn a_window_grows_again_when_the_drive_needs_it() {
-    // Slower, it needs less at once; then as fast as before again.
-    let mut changing = SimDrive {
-        lanes: 8,
-        ..SimDrive::new(2000 * MIB, Duration::from_micros(200))
-    };
-    changing.changes = vec![
-        (Duration::from_secs(1), 300 * MIB),
-        (Duration::from_secs(2), 2000 * MIB),
-    ];
-    let (fixed, _) = with_window(&changing, 32 * CHUNK, false);
-    let (found, _) = with_window(&changing, 8 * CHUNK, true);
-    assert!(found > 0.95 * fixed, "{found} of {fixed}");
 }
 
 fn any_drive() -> impl Strategy<Value = SimDrive> {
