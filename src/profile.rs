@@ -304,6 +304,7 @@ impl Target {
             slab_bytes,
             warm_up,
             time: run.time,
+            watch_every: Duration::MAX,
         };
         let next = || {
             let (file, offset, len) = draw.next();

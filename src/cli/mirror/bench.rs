@@ -247,6 +247,7 @@ fn measure(
         slab_bytes,
         warm_up: (time / 4).min(Duration::from_secs(1)),
         time,
+        watch_every: Duration::MAX,
     };
     let mut dice = Dice(0);
     let next = || layouts[dice.below(layouts.len() as u64) as usize].clone();
