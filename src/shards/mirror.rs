@@ -145,9 +145,9 @@ impl<'a> Mirrors<'a> {
                 }
             }
         }
-        // Of each mirror, how many files it does not serve, and the first of them with the reason.
-        let mut unused: Vec<(usize, Option<(PathBuf, usize, Refusal)>)> = Vec::new();
-        unused.resize_with(self.dirs.len(), || (0, None));
+        // Of each mirror, the files that it does not serve, with the original's index and the reason.
+        let mut unused: Vec<Vec<(PathBuf, usize, Refusal)>> = Vec::new();
+        unused.resize_with(self.dirs.len(), Vec::new);
         for (mirror, i, refusal) in refused {
             let name = files[i].path().file_name().unwrap_or_default();
             // In a model that is split over directories, two files may have one name, and a mirror can have a copy of one.
@@ -156,20 +156,18 @@ impl<'a> Mirrors<'a> {
                     && copies[j].iter().any(|copy| copy.mirror == mirror)
             });
             if !taken {
-                let (count, first) = &mut unused[mirror];
-                *count += 1;
-                first.get_or_insert_with(|| (self.dirs[mirror].join(name), i, refusal));
+                unused[mirror].push((self.dirs[mirror].join(name), i, refusal));
             }
         }
         // One line for a directory: that of another model would be a line for each of hundreds of files.
-        for (dir, (count, first)) in self.dirs.iter().zip(&unused) {
-            let Some((path, i, refusal)) = first else {
+        for (dir, unused) in self.dirs.iter().zip(&unused) {
+            let Some((path, i, refusal)) = unused.first() else {
                 continue;
             };
             let (path, primary) = (path.display(), files[*i].path().display());
-            match count {
+            match unused.len() {
                 1 => tracing::warn!("{path} is not used as a mirror of {primary}: {refusal}"),
-                _ => tracing::warn!(
+                count => tracing::warn!(
                     "{}: {count} of {} files are not used as mirrors, the first is {path}: {refusal}",
                     dir.display(),
                     files.len()

@@ -128,13 +128,11 @@ fn write(
 ) -> Result<Ended, StageError> {
     let size = shard.file.size();
     // Room in one piece, where the file system can; a drive that has none says so now.
-    match rustix::fs::fallocate(out, rustix::fs::FallocateFlags::KEEP_SIZE, 0, size) {
-        Err(rustix::io::Errno::NOSPC) => {
-            return Err(StageError::Full {
-                to: part.to_owned(),
-            });
-        }
-        _ => {}
+    let reserved = rustix::fs::fallocate(out, rustix::fs::FallocateFlags::KEEP_SIZE, 0, size);
+    if reserved == Err(rustix::io::Errno::NOSPC) {
+        return Err(StageError::Full {
+            to: part.to_owned(),
+        });
     }
     let files = Files::new(
         vec![vec![Replica::new(shard.file.clone(), 0)]],
@@ -179,8 +177,9 @@ fn write(
             drop_cached(out, 0, size);
             Ok(())
         });
-        let mut written = || -> Result<Ended, StageError> {
-            let mut synced = from;
+        let written = move || -> Result<Ended, StageError> {
+            // Moved in, so that its end ends the syncing thread.
+            let (sender, mut synced) = (sender, from);
             while let Some(&(slab, offset)) = reading.front() {
                 if copying.stopped() {
                     return Ok(Ended::Stopped);
@@ -218,8 +217,6 @@ fn write(
             Ok(Ended::Complete)
         };
         let ended = written();
-        drop(written);
-        drop(sender);
         let synced = syncing
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
