@@ -18,6 +18,7 @@ pub mod shards;
 pub mod simulate;
 pub mod stage;
 pub mod stream;
+pub mod synth;
 pub mod tokenizer;
 pub mod verify;
 pub mod weight;

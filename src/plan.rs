@@ -5,6 +5,9 @@ use bytesize::ByteSize;
 use crate::stream::slots::{self, Budget, Footprint, Slots};
 
 mod available;
+mod survey;
+pub use survey::{Ask, Survey, survey};
+
 pub use available::{Available, CgroupBound, Roots, available};
 
 /// What a model needs besides expert slabs. All sizes in bytes.
@@ -14,17 +17,29 @@ pub struct Needs {
     pub dense: u64,
     /// KV cache (with indexer keys) of the whole context.
     pub kv: u64,
-    /// Activations, logits, staging buffers.
+    /// Activations of the tokens that are computed at once, logits.
     pub scratch: u64,
+    /// Attention scores of every thread.
+    pub scores: u64,
     /// The tensor index.
     pub index: u64,
+    /// The program itself, its stacks, the queues of the ring.
+    pub program: u64,
 }
 
 impl Needs {
-    fn sum(&self) -> u64 {
-        [self.dense, self.kv, self.scratch, self.index]
-            .into_iter()
-            .fold(0, u64::saturating_add)
+    /// All of it.
+    pub fn sum(&self) -> u64 {
+        [
+            self.dense,
+            self.kv,
+            self.scratch,
+            self.scores,
+            self.index,
+            self.program,
+        ]
+        .into_iter()
+        .fold(0, u64::saturating_add)
     }
 }
 
@@ -51,6 +66,8 @@ pub struct Wish {
 /// A plan that fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
+    /// What is needed besides slabs.
+    pub needs: Needs,
     /// The expert slabs.
     pub slots: Slots,
     /// Bytes of everything, slabs included.
@@ -64,10 +81,10 @@ pub struct Plan {
 pub enum PlanError {
     /// What is wanted is more than the budget.
     #[error(
-        "the model does not fit into {}: it needs {} = dense weights {} + KV cache {} + scratch {} + index {} + \
-         {} of expert slabs; {advice}",
+        "the model does not fit into {}: it needs {} = dense weights {} + KV cache {} + scratch {} + scores {} + index {} + \
+         program {} + {} of expert slabs; {advice}",
         size(*budget), size(needs.sum().saturating_add(*slabs)), size(needs.dense), size(needs.kv), size(needs.scratch),
-        size(needs.index), size(*slabs)
+        size(needs.scores), size(needs.index), size(needs.program), size(*slabs)
     )]
     DoesNotFit {
         /// The other terms.
@@ -139,6 +156,7 @@ pub fn plan(
         return Err(refused(slots.bytes()));
     }
     Ok(Plan {
+        needs: *needs,
         total: needs.sum() + slots.bytes(),
         slots,
         budget,
@@ -187,6 +205,7 @@ mod tests {
             kv: GIB,
             scratch: GIB / 4,
             index: GIB / 16,
+            ..Needs::default()
         }
     }
 
@@ -263,7 +282,7 @@ mod tests {
             experts in 1usize..512, moe_layers in 1usize..512,
             ram: Option<u64>, cache_slots: Option<u64>, available: u64,
         ) {
-            let needs = Needs { dense: dense >> 4, kv: kv >> 4, scratch: scratch >> 4, index: index >> 4 };
+            let needs = Needs { dense: dense >> 4, kv: kv >> 4, scratch: scratch >> 4, index: index >> 4, ..Needs::default() };
             let footprints = [Footprint { bytes, experts: experts * moe_layers }];
             let of = Experts { footprints: &footprints, moe_layers, top_k };
             if let Ok(plan) = plan(&needs, of, Wish { ram, cache_slots }, available) {

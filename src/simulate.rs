@@ -2,11 +2,13 @@
 //! arithmetic, and routing that was recorded or made up.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use colibri_ring::sim::Clock;
 
 use crate::config::Config;
+use crate::pool::Pool;
+use crate::quant::Matrix;
 use crate::shards::Shards;
 use crate::stream::routing::Event;
 use crate::stream::{Catalog, ExpertStore, Ready, StreamError, Want};
@@ -272,4 +274,39 @@ impl<'a> Replay<'a> {
             self.spend(self.compute.expert * thirds / 3, users[&expert]);
         }
     }
+}
+
+/// Bytes of expert weights that the kernels of this machine compute a second, out of memory.
+pub fn kernel_rate(catalog: &Catalog, pool: &Pool) -> f64 {
+    /// More than any cache holds.
+    const BYTES: u64 = 256 << 20;
+    const RUNS: u32 = 3;
+    let Some([gate, ..]) = catalog.layers().next().and_then(|l| catalog.expert(l, 0)) else {
+        return 1.0;
+    };
+    // Any byte is a weight in every format, and 0x3C3C3C3C a harmless float.
+    let bytes = vec![0x3C; gate.bytes as usize];
+    let scales = vec![0x3C; gate.scales.bytes as usize];
+    let copies = (BYTES / gate.stored_bytes().max(1)).clamp(1, 4096) as usize;
+    let copies: Vec<_> = (0..copies)
+        .map(|_| (bytes.clone(), scales.clone()))
+        .collect();
+    let (x, mut out) = (vec![0.5; gate.cols], vec![0.0; gate.rows]);
+    let mut fastest = f64::INFINITY;
+    for _ in 0..RUNS {
+        let start = Instant::now();
+        for (bytes, scales) in &copies {
+            let matrix = Matrix {
+                format: gate.format,
+                rows: gate.rows,
+                cols: gate.cols,
+                bytes,
+                scales,
+                skip: 0,
+            };
+            matrix.matmul(pool, &x, 1, &mut out);
+        }
+        fastest = fastest.min(start.elapsed().as_secs_f64());
+    }
+    copies.len() as f64 * gate.stored_bytes() as f64 / fastest
 }

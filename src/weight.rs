@@ -1,15 +1,23 @@
 //! Tensors as weights: looked up by name, checked against the shape and type that the model needs.
 
+mod load;
 mod stored;
 #[cfg(test)]
 mod tests;
 
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
-use crate::quant::infer::{Refusal, not_finite};
+use colibri_ring::arena::ArenaError;
+use colibri_ring::bulk::BulkError;
+use colibri_ring::extent::RangeError;
+
+use crate::quant::infer::Refusal;
 use crate::quant::{Format, Matrix};
-use crate::shards::{Cache, Dtype, ShardError, Shards};
+use crate::shards::{Dtype, ShardError};
 
+use load::Resident;
+pub use load::{Loader, resident_bytes};
 pub use stored::{Matrices, Stored, floats, scales_name};
 
 /// Why a tensor cannot be the weight that it is named for.
@@ -62,6 +70,40 @@ pub enum WeightError {
         /// Its type.
         found: Dtype,
     },
+    /// It cannot be read.
+    #[error("cannot read tensor {name}: {source}")]
+    Read {
+        /// The tensor.
+        name: String,
+        /// File, offset, and the operating system's answer.
+        source: BulkError,
+    },
+    /// Its place in its file is impossible.
+    #[error("tensor {name}: {source}")]
+    Place {
+        /// The tensor.
+        name: String,
+        /// Why.
+        source: RangeError,
+    },
+    /// There is no memory for the resident weights.
+    #[error("cannot allocate {bytes} bytes for the resident weights: {source}")]
+    Memory {
+        /// Wanted bytes.
+        bytes: u64,
+        /// The operating system's answer.
+        source: ArenaError,
+    },
+    /// A norm, a bias or a router's weight is infinite or NaN.
+    #[error("tensor {name}: value {index} is {value}")]
+    Value {
+        /// The tensor.
+        name: String,
+        /// Which one.
+        index: usize,
+        /// The value.
+        value: f32,
+    },
     /// A scale is infinite or NaN.
     #[error("tensor {name}: scale {index} is {value}")]
     Scale {
@@ -96,92 +138,26 @@ pub struct Weight {
     format: Format,
     rows: usize,
     cols: usize,
-    bytes: Vec<u8>,
-    scales: Vec<u8>,
+    resident: Arc<OnceLock<Resident>>,
+    /// Index of its ranges in [`Resident`].
+    bytes: usize,
+    scales: Option<usize>,
 }
 
 impl Weight {
     /// The matrix, for products.
+    ///
+    /// # Panics
+    /// Before [`Loader::finish`].
     pub fn matrix(&self) -> Matrix<'_> {
+        let resident = self.resident.get().expect("the loader has finished");
         Matrix {
             format: self.format,
             rows: self.rows,
             cols: self.cols,
-            bytes: &self.bytes,
-            scales: &self.scales,
+            bytes: resident.range(self.bytes),
+            scales: self.scales.map_or(&[], |range| resident.range(range)),
             skip: 0,
         }
-    }
-}
-
-/// Reads resident weights and counts their bytes.
-#[derive(Debug)]
-pub struct Loader<'a> {
-    shards: &'a Shards,
-    matrices: Matrices<'a>,
-    bytes: u64,
-}
-
-impl<'a> Loader<'a> {
-    /// A loader that has loaded nothing yet.
-    ///
-    /// # Errors
-    /// A malformed stamp of formats.
-    pub fn new(shards: &'a Shards) -> Result<Loader<'a>, WeightError> {
-        Ok(Loader {
-            shards,
-            matrices: Matrices::new(shards)?,
-            bytes: 0,
-        })
-    }
-
-    /// Bytes of everything loaded so far.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Whether there is a tensor of that name.
-    pub fn has(&self, name: &str) -> bool {
-        self.shards.find(name).is_some()
-    }
-
-    /// A matrix in its stored width.
-    ///
-    /// # Errors
-    /// Those of [`Matrices::find`], scales that are infinite or NaN, and a failed read.
-    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, WeightError> {
-        let stored = self.matrices.find(name, &[rows, cols])?;
-        // The copy here is the resident one; a second in the page cache would only take memory.
-        let bytes = self.shards.read_raw(name, Cache::Drop)?;
-        let mut scales = Vec::new();
-        if let Some(tensor) = stored.scales {
-            scales = self.shards.read_raw(tensor.name, Cache::Drop)?;
-            if let Some((index, value)) = not_finite(&scales) {
-                return Err(WeightError::Scale {
-                    name: tensor.name.into(),
-                    index,
-                    value,
-                });
-            }
-        }
-        self.bytes += (bytes.len() + scales.len()) as u64;
-        Ok(Weight {
-            format: stored.format,
-            rows,
-            cols,
-            bytes,
-            scales,
-        })
-    }
-
-    /// A vector as f32: a norm, a bias.
-    ///
-    /// # Errors
-    /// When it is missing, has another shape, is not of floats, or cannot be read.
-    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, WeightError> {
-        floats(&self.shards.get(name)?, &[len])?;
-        let values = self.shards.read_f32(name, Cache::Drop)?;
-        self.bytes += 4 * values.len() as u64;
-        Ok(values)
     }
 }

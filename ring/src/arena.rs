@@ -97,7 +97,7 @@ impl Arena {
                         bytes: bytes as u32,
                     });
                 }
-                regions.push(Region::map((here * bytes).next_multiple_of(HUGE_PAGE))?);
+                regions.push(Region::map(here * bytes)?);
                 left -= here;
             }
         }
@@ -170,9 +170,9 @@ impl Arena {
     }
 }
 
-/// One anonymous mapping, unmapped on drop.
+/// One anonymous mapping on huge pages, zeroed, unmapped on drop.
 #[derive(Debug)]
-struct Region {
+pub struct Region {
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -183,10 +183,21 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    fn map(bytes: usize) -> Result<Region, ArenaError> {
+    /// Maps `bytes`, rounded up to a multiple of [`HUGE_PAGE`]. Pages are touched only when they are used.
+    ///
+    /// # Errors
+    /// [`ArenaError::Map`] when the kernel gives no memory.
+    pub fn map(bytes: usize) -> Result<Region, ArenaError> {
+        let wanted = bytes;
         let failed = |e: rustix::io::Errno| ArenaError::Map {
-            bytes,
+            bytes: wanted,
             source: e.into(),
+        };
+        let too_large = failed(rustix::io::Errno::NOMEM);
+        let Some(bytes) = (wanted.max(1).checked_next_multiple_of(HUGE_PAGE))
+            .filter(|bytes| *bytes <= isize::MAX as usize - HUGE_PAGE)
+        else {
+            return Err(too_large);
         };
         let (prot, flags) = (
             ProtFlags::READ | ProtFlags::WRITE,
@@ -214,6 +225,23 @@ impl Region {
         let _ = unsafe { mm::madvise(start.cast(), bytes, Advice::LinuxDontDump) };
         let start = NonNull::new(start).expect("mmap never returns null");
         Ok(Region { start, bytes })
+    }
+}
+
+impl std::ops::Deref for Region {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping is `bytes` long and initialised (to zero). Regions that devices write to are inside an Arena,
+        // which never makes this reference.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+}
+
+impl std::ops::DerefMut for Region {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; the mapping is ours alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 }
 

@@ -5,6 +5,7 @@
 //! when each part of that slab is complete.
 
 pub mod arena;
+pub mod bulk;
 mod command;
 pub mod device;
 pub mod drive;

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use colibri_ring::engine::EngineKind;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::shards::MAX_MIRRORS;
+use colibri_uring::stream::Lookahead;
 
 use super::size::Size;
 
@@ -29,7 +30,7 @@ pub struct ModelArgs {
     )]
     pub mirror_weights: Option<Weights>,
     /// Memory for everything, like 24GiB [default: what is available]
-    #[arg(long, value_name = "SIZE", env = "COLIBRI_RAM")]
+    #[arg(long, value_name = "SIZE", value_parser = super::size::memory, env = "COLIBRI_RAM")]
     pub ram: Option<Size>,
     /// Expert slabs for each MoE layer; 0 is the minimum, top_k + 1 in all [default: as many as fit]
     #[arg(long, value_name = "N", env = "COLIBRI_CACHE_SLOTS")]
@@ -181,6 +182,16 @@ pub enum LookaheadArg {
     Off,
     /// This many.
     Experts(u32),
+}
+
+impl From<LookaheadArg> for Lookahead {
+    fn from(arg: LookaheadArg) -> Lookahead {
+        match arg {
+            LookaheadArg::Auto => Lookahead::Auto,
+            LookaheadArg::Off => Lookahead::Off,
+            LookaheadArg::Experts(n) => Lookahead::Experts(n as usize),
+        }
+    }
 }
 
 impl FromStr for LookaheadArg {

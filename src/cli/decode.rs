@@ -18,7 +18,7 @@ use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
-use super::open::{self, Indexed};
+use super::open::{self, Indexed, Tokens};
 use super::output::Output;
 use super::printer::{Printer, nowhere};
 use super::size::human;
@@ -188,9 +188,12 @@ impl Input {
     }
 
     /// Tokens that the context has to hold.
-    fn context(&self, args: &DecodeArgs) -> usize {
+    fn tokens(&self, args: &DecodeArgs) -> Tokens {
         let new = self.replay.as_ref().map_or(args.n, Vec::len);
-        self.prompt.len().saturating_add(new)
+        Tokens {
+            context: self.prompt.len().saturating_add(new),
+            prompt: self.prompt.len(),
+        }
     }
 }
 
@@ -238,7 +241,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let routing = (args.save_routing.as_deref())
         .map(|path| recorder(path, config))
         .transpose()?;
-    let (opened, mut store) = indexed.load(&args.model, input.context(args))?;
+    let (opened, mut store) = indexed.load(&args.model, input.tokens(args))?;
     let routing = routing.map(|(file, recorder)| {
         store.record_routing(recorder);
         file

@@ -14,13 +14,16 @@ mod interrupt;
 mod mirror;
 mod open;
 mod output;
+mod plan;
 mod printer;
 mod profile;
 mod progress;
 mod report;
 mod score;
+mod simulate;
 mod size;
 mod stats;
+mod synth;
 
 /// Runs mixture-of-experts language models far larger than memory, their experts streamed from SSD through io_uring.
 #[derive(Debug, Parser)]
@@ -43,8 +46,11 @@ enum Command {
     Score(Box<score::ScoreArgs>),
     Profile(profile::ProfileArgs),
     Mirror(mirror::MirrorArgs),
+    Simulate(simulate::SimulateArgs),
     Inspect(inspect::InspectArgs),
     Doctor(doctor::DoctorArgs),
+    Plan(Box<plan::PlanArgs>),
+    Synth(synth::SynthArgs),
 }
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
@@ -58,6 +64,9 @@ pub fn main() -> ExitCode {
         Command::Mirror(args) => mirror::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
+        Command::Synth(args) => synth::run(&args),
     };
     match outcome {
         Ok(code) => code,

@@ -1,26 +1,41 @@
 //! From a directory to a model that runs: shards, config, memory plan, resident weights, expert store.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use clap::{Args, FromArgMatches};
 use colibri_ring::engine::Options;
 use colibri_ring::replica::Stats;
 use colibri_uring::config::Config;
-use colibri_uring::model::{
-    LoadOptions, Model, Phase, Session, SessionOptions, kv_bytes, resident_bytes, scores_bytes,
-};
-use colibri_uring::plan::{self, Experts, Needs, Wish};
+use colibri_uring::model::{LoadOptions, Model, Phase, Session, SessionOptions};
+use colibri_uring::plan::{self, Ask, Plan, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
-use colibri_uring::stream::slots::Slots;
-use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
+use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 
-use super::args::{DsaArg, LookaheadArg, ModelArgs, check_mirrors, check_weights};
+use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors, check_weights};
 use super::interrupt;
+use super::progress;
 use super::size::human;
 use super::stats::{EngineStats, Foreseen, Latency, Replica};
+
+/// Tokens that memory is planned for.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens {
+    /// Of the whole context.
+    pub context: usize,
+    /// Of the prompt, which is computed at once as far as memory allows.
+    pub prompt: usize,
+}
+
+impl Tokens {
+    /// All of them are the prompt.
+    pub fn all_at_once(tokens: usize) -> Tokens {
+        Tokens {
+            context: tokens,
+            prompt: tokens,
+        }
+    }
+}
 
 /// A model of which the config and the index are known, and nothing is loaded.
 #[derive(Debug)]
@@ -50,8 +65,15 @@ impl Indexed {
         &self.config
     }
 
-    /// Plans the memory for a context of up to `context` tokens, then loads the resident weights and makes the slabs.
-    pub fn load(self, args: &ModelArgs, context: usize) -> anyhow::Result<(Opened, ExpertStore)> {
+    /// What the model would need for a context. Nothing is loaded.
+    pub fn survey(&self, args: &ModelArgs, tokens: Tokens) -> anyhow::Result<Survey> {
+        let catalog = Catalog::new(&self.shards, &self.config)?;
+        let files = ExpertFiles::new(&self.shards, catalog, args.direct.into())?;
+        Ok(survey(args, tokens, &self.shards, &self.config, &files))
+    }
+
+    /// Plans the memory for a context, then loads the resident weights and makes the slabs.
+    pub fn load(self, args: &ModelArgs, tokens: Tokens) -> anyhow::Result<(Opened, ExpertStore)> {
         let Indexed {
             start,
             config,
@@ -62,15 +84,23 @@ impl Indexed {
         if let Some(weights) = &args.mirror_weights {
             files.pin(&shards, &weights.0);
         }
-        let slots = plan_slots(args, context, &shards, &config, &files)?;
+        ensure!(
+            tokens.context > 0,
+            "there is nothing to do: no token is given"
+        );
+        let plan = plan_memory(&survey(args, tokens, &shards, &config, &files))?;
         let top_k = config.num_experts_per_tok;
         let options = LoadOptions {
             dsa: args.dsa == DsaArg::On,
+            direct: args.direct != DirectArg::Off,
         };
-        let model = Model::load(&shards, config, options)?;
+        let bar = progress::bytes(plan.needs.dense);
+        let model = Model::load_with(&shards, config, options, &|done, _| bar.set_position(done));
+        bar.finish_and_clear();
+        let model = model?;
         let store_options = StoreOptions {
-            slots,
-            lookahead: lookahead(args.lookahead),
+            slots: plan.slots,
+            lookahead: args.lookahead.into(),
             engine: Options {
                 kind: args.engine.into(),
                 ..Options::default()
@@ -84,6 +114,7 @@ impl Indexed {
                 shards,
                 model,
                 pool,
+                scratch_bytes: usize::try_from(plan.needs.scratch)?,
                 load_seconds,
             },
             store,
@@ -91,78 +122,49 @@ impl Indexed {
     }
 }
 
-/// How many slabs decoding with the models' directories would have if nothing else were said on the command line.
-pub fn default_slabs(
-    model: &[PathBuf],
+/// What the model needs, and what there is for it.
+fn survey(
+    args: &ModelArgs,
+    tokens: Tokens,
     shards: &Shards,
     config: &Config,
     files: &ExpertFiles,
-) -> anyhow::Result<u64> {
-    /// Tokens: a short conversation.
-    const CONTEXT: usize = 4096;
-    let mut given = vec!["".into(), "--model".into()];
-    given.extend(model.iter().map(|dir| dir.as_os_str().to_owned()));
-    let command = ModelArgs::augment_args(clap::Command::new(""));
-    let args = ModelArgs::from_arg_matches(&command.try_get_matches_from(given)?)?;
-    let slots = plan_slots(&args, CONTEXT, shards, config, files)?;
-    Ok(slots.classes.iter().map(|class| class.count as u64).sum())
+) -> Survey {
+    let ask = Ask {
+        context: tokens.context,
+        prompt: tokens.prompt,
+        threads: args.threads(),
+        dsa: args.dsa == DsaArg::On,
+        wish: Wish {
+            ram: args.ram.map(|size| size.0),
+            cache_slots: args.cache_slots,
+        },
+    };
+    plan::survey(shards, config, files, ask, &Roots::default())
 }
 
-/// The slabs that fit beside everything else.
-fn plan_slots(
-    args: &ModelArgs,
-    context: usize,
-    shards: &Shards,
-    config: &Config,
-    files: &ExpertFiles,
-) -> anyhow::Result<Slots> {
-    /// The program itself, its stacks, the queues of the ring.
-    const PROGRAM: u64 = 24 << 20;
-    /// Bytes of index for a tensor: name, shape, place, hash.
-    const INDEX_ENTRY: u64 = 256;
-    ensure!(context > 0, "there is nothing to do: no token is given");
-    let scratch = SessionOptions::default().scratch_bytes as u64;
-    let needs = Needs {
-        dense: resident_bytes(shards, config),
-        kv: kv_bytes(config, args.dsa == DsaArg::On, context),
-        scratch: scratch
-            .saturating_add(PROGRAM)
-            .saturating_add(scores_bytes(args.threads(), context)),
-        index: shards.len() as u64 * INDEX_ENTRY,
-    };
-    let footprints = files.footprints();
-    let experts = Experts {
-        footprints: &footprints,
-        moe_layers: files.moe_layers(),
-        top_k: config.num_experts_per_tok,
-    };
-    let wish = Wish {
-        ram: args.ram.map(|size| size.0),
-        cache_slots: args.cache_slots,
-    };
-    // What is not known bounds nothing that was given explicitly.
-    let available = match (plan::available(&plan::Roots::default()), args.ram) {
-        (Ok(available), _) => available.budget(),
-        (Err(_), Some(ram)) => ram.0,
-        (Err(e), None) => return Err(e).context("give --ram"),
-    };
-    let plan = plan::plan(&needs, experts, wish, available)?;
-    if plan.total > available {
+/// The slabs and the scratch that fit beside everything else.
+fn plan_memory(survey: &Survey) -> anyhow::Result<Plan> {
+    let plan = survey.plan()?;
+    if let Ok(available) = &survey.available
+        && plan.total > available.budget()
+    {
         tracing::warn!(
             "{} are planned, and only {} are available: the process may be killed",
             human(plan.total),
-            human(available)
+            human(available.budget())
         );
     }
     tracing::info!(
-        "memory: {} of {}: {} of resident weights, {} of expert slabs, {} of KV cache",
+        "memory: {} of {}: {} of resident weights, {} of expert slabs, {} of KV cache, {} of scratch",
         human(plan.total),
         human(plan.budget),
-        human(needs.dense),
+        human(plan.needs.dense),
         human(plan.slots.bytes()),
-        human(needs.kv),
+        human(plan.needs.kv),
+        human(plan.needs.scratch),
     );
-    Ok(plan.slots)
+    Ok(plan)
 }
 
 /// A loaded model.
@@ -171,6 +173,7 @@ pub struct Opened {
     shards: Shards,
     model: Model,
     pool: Pool,
+    scratch_bytes: usize,
     load_seconds: f64,
 }
 
@@ -186,17 +189,9 @@ impl Opened {
         let stop = interrupt::install().context("cannot handle Ctrl-C")?;
         let options = SessionOptions {
             stop: Some(stop),
-            ..SessionOptions::default()
+            scratch_bytes: self.scratch_bytes,
         };
         Ok(Session::new(&self.model, store, &self.pool, options))
-    }
-}
-
-fn lookahead(arg: LookaheadArg) -> Lookahead {
-    match arg {
-        LookaheadArg::Auto => Lookahead::Auto,
-        LookaheadArg::Off => Lookahead::Off,
-        LookaheadArg::Experts(n) => Lookahead::Experts(n as usize),
     }
 }
 

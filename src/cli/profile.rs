@@ -15,6 +15,7 @@ use colibri_ring::extent::Layout;
 use colibri_ring::file::File;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
+use colibri_uring::plan::{self, Ask, PlanError, Roots, Wish};
 use colibri_uring::profile::{Blocks, Demand, Measurement, Reader, Run, Target};
 use colibri_uring::report::hlog::Interval;
 use colibri_uring::report::machine;
@@ -238,15 +239,12 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
     let count = layouts.len() as u64;
     // Of the slabs, some are for what is being read.
     let working = top_k as u64 + 1;
-    let kept = super::open::default_slabs(&args.model, &shards, &config, &experts)
-        .map(|slabs| {
-            if slabs < count {
-                slabs.saturating_sub(working)
-            } else {
-                count
-            }
+    let kept = slabs(&shards, &config, &experts)
+        .map(|slabs| match slabs < count {
+            true => slabs.saturating_sub(working),
+            false => count,
         })
-        .map_err(|error| super::one_line(&error));
+        .map_err(|error| error.to_string());
     // Only the files that hold experts are dropped from the page cache.
     let spans = layouts.iter().flat_map(|layout| &layout.spans);
     let used: BTreeSet<u32> = spans.map(|span| span.file).collect();
@@ -266,6 +264,26 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
             kept,
         }),
     })
+}
+
+/// How many slabs decoding would have with what is available now.
+fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64, PlanError> {
+    /// Tokens: a short conversation.
+    const TOKENS: usize = 4096;
+    let ask = Ask {
+        context: TOKENS,
+        prompt: TOKENS,
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        dsa: true,
+        wish: Wish::default(),
+    };
+    let plan = plan::survey(shards, config, experts, ask, &Roots::default()).plan()?;
+    Ok(plan
+        .slots
+        .classes
+        .iter()
+        .map(|class| class.count as u64)
+        .sum())
 }
 
 /// Experts whole, and in the pieces that decoding reads. `used` has the files in order.

@@ -11,7 +11,7 @@ use colibri_uring::tokenizer::check_ids;
 use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
-use super::open::Indexed;
+use super::open::{Indexed, Tokens};
 
 /// Score given tokens: the likeliest next token at every position, and the log-probability of the actual one
 #[derive(Debug, Args)]
@@ -45,7 +45,7 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let ids = &args.ids.0;
     let indexed = Indexed::open(&args.model)?;
     check_ids(ids, indexed.config().vocab_size)?;
-    let (opened, store) = indexed.load(&args.model, ids.len())?;
+    let (opened, store) = indexed.load(&args.model, Tokens::all_at_once(ids.len()))?;
     let mut session = opened.session(store)?;
     let mut report = Report::default();
     let scored = session.score(ids, |at, logits| {

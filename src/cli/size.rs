@@ -23,6 +23,18 @@ impl FromStr for Size {
     }
 }
 
+/// A size that is meant for a whole model: a number without unit is hardly ever one of bytes.
+pub fn memory(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse()?;
+    let bare = text.trim().bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    if bare && size.0 > 0 && size.0 < 1 << 20 {
+        return Err(format!(
+            "{text} is a number of bytes; did you mean {text}GiB?"
+        ));
+    }
+    Ok(size)
+}
+
 /// A number of bytes for people: `20.3 MiB`.
 pub fn human(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()

@@ -15,11 +15,16 @@ use crate::weight::{Loader, Weight, WeightError};
 pub struct LoadOptions {
     /// Whether sparse attention is used where the model has it.
     pub dsa: bool,
+    /// Whether resident weights are read around the page cache, where the file system allows it.
+    pub direct: bool,
 }
 
 impl Default for LoadOptions {
     fn default() -> LoadOptions {
-        LoadOptions { dsa: true }
+        LoadOptions {
+            dsa: true,
+            direct: true,
+        }
     }
 }
 
@@ -71,11 +76,25 @@ impl Model {
     ///
     /// # Errors
     /// The first tensor that is missing, has another shape than the config implies, is of a type that
-    /// no matrix product takes, or cannot be read.
+    /// no matrix product takes, cannot be read, or has an infinite or NaN value where that decides anything (norms,
+    /// biases, routers, scales).
     pub fn load(
         shards: &Shards,
         config: Config,
         options: LoadOptions,
+    ) -> Result<Model, ModelError> {
+        Model::load_with(shards, config, options, &|_, _| {})
+    }
+
+    /// As [`Model::load`]; `progress` hears of (bytes so far, bytes in all).
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load_with(
+        shards: &Shards,
+        config: Config,
+        options: LoadOptions,
+        progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Model, ModelError> {
         let mut loader = Loader::new(shards)?;
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
@@ -88,6 +107,8 @@ impl Model {
         let head = (!config.tie_word_embeddings)
             .then(|| loader.matrix("lm_head.weight", vocab, hidden))
             .transpose()?;
+        let resident_bytes = loader.bytes();
+        loader.finish(options.direct, progress)?;
         Ok(Model {
             embed,
             layers,
@@ -95,7 +116,7 @@ impl Model {
             head,
             rope: Rope::new(config.rope_theta, config.qk_rope_head_dim),
             sparsity,
-            resident_bytes: loader.bytes(),
+            resident_bytes,
             config,
         })
     }

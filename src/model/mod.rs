@@ -29,3 +29,4 @@ pub use error::ModelError;
 pub use forward::{Session, SessionOptions, Stats};
 pub use load::{LoadOptions, Model, Sparsity};
 pub use needs::{kv_bytes, resident_bytes, scores_bytes};
+pub use sizes::Sizes;

@@ -3,10 +3,11 @@
 use crate::config::{Config, IndexerKind};
 use crate::model::attention::MAX_GROUP;
 use crate::model::kv::Rows;
-use crate::shards::{Dtype, Shards};
+use crate::shards::{Shards, Tensor};
+use crate::weight;
 
 /// Bytes of the resident weights: every tensor of the index that is neither a routed expert nor of a layer beyond the
-/// last. Vectors are kept as f32, whatever they are stored as.
+/// last.
 pub fn resident_bytes(shards: &Shards, config: &Config) -> u64 {
     let beyond = |name: &str| {
         let layer = name
@@ -16,14 +17,8 @@ pub fn resident_bytes(shards: &Shards, config: &Config) -> u64 {
             .and_then(|n| n.parse::<usize>().ok())
             .is_some_and(|n| n >= config.num_hidden_layers)
     };
-    shards
-        .iter()
-        .filter(|t| !t.name.contains(".mlp.experts.") && !beyond(t.name))
-        .map(|t| match t.dtype {
-            Dtype::Bf16 | Dtype::F16 if t.shape.len() == 1 => 2 * t.bytes,
-            _ => t.bytes,
-        })
-        .fold(0, u64::saturating_add)
+    let resident = |t: &Tensor<'_>| !t.name.contains(".mlp.experts.") && !beyond(t.name);
+    weight::resident_bytes(shards, shards.iter().filter(resident))
 }
 
 /// Bytes that the cache of a context of `tokens` tokens takes, indexer keys included where sparse attention is `dsa`.

@@ -40,7 +40,11 @@ impl Router {
     pub fn load(loader: &mut Loader, prefix: &str, config: &Config) -> Result<Router, WeightError> {
         let experts = config.n_routed_experts;
         Ok(Router {
-            weight: loader.matrix(&format!("{prefix}.weight"), experts, config.hidden_size)?,
+            weight: loader.finite_matrix(
+                &format!("{prefix}.weight"),
+                experts,
+                config.hidden_size,
+            )?,
             bias: loader.vector(&format!("{prefix}.e_score_correction_bias"), experts)?,
             top_k: config.num_experts_per_tok,
             normalise: config.norm_topk_prob,

@@ -15,15 +15,28 @@ pub struct Sizes {
     pub head: usize,
 }
 
+/// Values that a token of a slice keeps, and those of an expert's output.
+fn values(config: &Config, sparse: bool) -> (usize, usize) {
+    let c = config;
+    let picked = if sparse { c.index_topk } else { 0 };
+    // Residual, normed, block output, shared expert.
+    let state = 4 * c.hidden_size + picked + c.qk_rope_head_dim;
+    (state, c.hidden_size + c.moe_intermediate_size)
+}
+
 impl Sizes {
+    /// Bytes of scratch with which a slice has `tokens` tokens: the inverse of [`Sizes::new`].
+    pub fn scratch_for(config: &Config, sparse: bool, tokens: usize) -> u64 {
+        let (state, output) = values(config, sparse);
+        let bytes = (2 * 4 * state as u64).max(4 * 4 * output as u64);
+        bytes.saturating_mul(tokens as u64)
+    }
+
     /// Half of the scratch is the state of a slice; attention and the outputs of experts get a quarter each.
     pub fn new(config: &Config, sparse: bool, scratch_bytes: usize) -> Sizes {
         let fit = |bytes: usize, values: usize| (bytes / (4 * values)).max(1);
         let c = config;
-        let picked = if sparse { c.index_topk } else { 0 };
-        // Residual, normed, block output, shared expert.
-        let state = 4 * c.hidden_size + picked + c.qk_rope_head_dim;
-        let output = c.hidden_size + c.moe_intermediate_size;
+        let (state, output) = values(config, sparse);
         let slots = fit(scratch_bytes / 4, output);
         let attention = c.num_attention_heads * (c.qk_head_dim() + c.v_head_dim)
             + 2 * c.q_lora_rank

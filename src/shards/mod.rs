@@ -2,7 +2,7 @@
 //!
 //! [`Shards::open`] finds the files (`scan`), has their headers read concurrently and parses each
 //! (`header`), and merges them into one hash index (`index`); `mirror` decides which files of other directories are copies of
-//! them; `read` gets tensors out of them.
+//! them; `read` gets tensors out of them, `write` makes new shards.
 
 mod dtype;
 mod error;
@@ -12,6 +12,7 @@ mod mirror;
 mod read;
 mod readahead;
 mod scan;
+mod write;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -21,12 +22,14 @@ use colibri_ring::engine::EngineKind;
 use colibri_ring::file::File;
 use colibri_ring::headers::read_headers;
 use colibri_ring::limits;
+use colibri_ring::replica::{Replica, Replicas};
 
 pub use dtype::Dtype;
 pub use error::{Flaw, ShardError};
 pub use header::{MAX_HEADER, Metadata};
 pub(crate) use mirror::is_copy;
 pub use mirror::{MAX_MIRRORS, MirrorFile};
+pub use write::{Planned, ShardWriter, WriteError, free_space, shard_bytes, write_whole};
 
 use header::{Header, Record};
 use index::Index;
@@ -171,6 +174,19 @@ impl Shards {
     /// The copies of a file in mirrors.
     pub fn copies(&self, file: usize) -> &[MirrorFile] {
         &self.copies[file]
+    }
+
+    /// Every file with its copies. A source is a directory: first the model's, then the mirrors.
+    pub fn replicas(&self) -> Vec<Replicas> {
+        let with_copies = |(i, file): (usize, &Arc<File>)| {
+            let primary = Replica::new(file.clone(), self.dir_of(i));
+            let copies = self
+                .copies(i)
+                .iter()
+                .map(|copy| Replica::new(copy.file.clone(), self.dirs.len() + copy.mirror));
+            std::iter::once(primary).chain(copies).collect()
+        };
+        self.files.iter().enumerate().map(with_copies).collect()
     }
 
     /// The directory that a file came from, as an index of [`Shards::dirs`].

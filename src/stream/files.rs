@@ -17,20 +17,7 @@ pub(super) const GATE_UP: u8 = 0;
 /// Part of a slab that holds down.
 pub(super) const DOWN: u8 = 1;
 
-/// Every file of a model with its copies. A source is a directory: first the model's, then the mirrors.
-pub fn replicas(shards: &Shards) -> Vec<Replicas> {
-    let with_copies = |(i, file): (usize, &Arc<File>)| {
-        let primary = Replica::new(file.clone(), shards.dir_of(i));
-        let copies = shards
-            .copies(i)
-            .iter()
-            .map(|copy| Replica::new(copy.file.clone(), shards.dirs().len() + copy.mirror));
-        std::iter::once(primary).chain(copies).collect()
-    };
-    shards.files().iter().enumerate().map(with_copies).collect()
-}
-
-/// The weight of each source of [`replicas`], of weights for the model and for each mirror.
+/// The weight of each source of the model's replicas, of weights for the model and for each mirror.
 fn source_weights(shards: &Shards, weights: &[u32]) -> Vec<u32> {
     let (model, mirrors) = weights.split_first().map_or((0, &[][..]), |(w, m)| (*w, m));
     let mut sources = vec![model; shards.dirs().len()];
@@ -57,7 +44,7 @@ impl ExpertFiles {
         catalog: Catalog,
         direct: DirectMode,
     ) -> Result<ExpertFiles, StreamError> {
-        ExpertFiles::of(replicas(shards), catalog, direct)
+        ExpertFiles::of(shards.replicas(), catalog, direct)
     }
 
     /// As if each of so many drives held a copy of every file; for a simulation.

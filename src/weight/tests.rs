@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::*;
+use crate::shards::Shards;
 
 const NAME: &str = "model.layers.0.mlp.up_proj.weight";
 /// The matrix is [ROWS, COLS], in groups of 64 the last of which is short.
@@ -56,9 +57,14 @@ impl Shard {
         let path = dir.path().join("model.safetensors");
         safetensors::serialize_to_file(views, Some(self.metadata), &path).unwrap();
         let shards = Shards::open(&[dir.path().to_path_buf()]).unwrap();
-        let load = || Loader::new(&shards)?.matrix(NAME, ROWS, COLS);
+        let load = || {
+            let mut loader = Loader::new(&shards)?;
+            let weight = loader.matrix(NAME, ROWS, COLS)?;
+            loader.finish(true, &|_, _| {})?;
+            Ok::<_, WeightError>(weight)
+        };
         let weight = load().map_err(|e| e.to_string())?;
-        Ok((weight.format, weight.scales))
+        Ok((weight.format, weight.matrix().scales.to_vec()))
     }
 
     fn error(self) -> String {

@@ -13,4 +13,5 @@ mod identical;
 mod lookahead;
 mod reference;
 mod sandbox;
+mod simulate;
 mod usage;

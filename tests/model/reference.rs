@@ -93,7 +93,10 @@ fn scores_equal_the_reference() {
         let error = check_score(&fixture, &fixture.model(), "score");
         println!("{}: largest logit error {error:e}", fixture.name);
         if fixture.expected.get("dense_score").is_some() {
-            let options = LoadOptions { dsa: false };
+            let options = LoadOptions {
+                dsa: false,
+                ..LoadOptions::default()
+            };
             let model = Model::load(&fixture.shards, fixture.config.clone(), options).unwrap();
             assert_eq!(model.sparsity(), Sparsity::Off);
             let error = check_score(&fixture, &model, "dense_score");

@@ -18,7 +18,6 @@ use colibri_uring::plan;
 use colibri_uring::report::hlog::Interval;
 use colibri_uring::report::mirrors::Mirrors;
 use colibri_uring::report::{Page, machine};
-use colibri_uring::stream::files::replicas;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;
 
@@ -88,7 +87,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     }
     let layouts = experts.layouts()?;
     ensure!(!layouts.is_empty(), "the model has no routed experts");
-    let copies = replicas(&shards);
+    let copies = shards.replicas();
     let dirs: Vec<&Path> = (shards.dirs().iter().chain(shards.mirrors()))
         .map(PathBuf::as_path)
         .collect();

@@ -1,0 +1,391 @@
+//! `simulate`: how fast a machine would be that one does not have.
+
+use std::fs::File;
+use std::io::{self, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use colibri_ring::engine::Options;
+use colibri_ring::sim::{Clock, SimDrive};
+use colibri_uring::config::Config;
+use colibri_uring::plan::{self, Ask, Plan, Roots, Wish};
+use colibri_uring::pool::Pool;
+use colibri_uring::shards::Shards;
+use colibri_uring::simulate::{Compute, Habits, Replay, Replayed, kernel_rate, made_up};
+use colibri_uring::stream::routing::{self, Event};
+use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
+use serde::Serialize;
+
+use super::args::LookaheadArg;
+use super::size::{Size, human};
+
+/// Say how fast a machine would be that you do not have: the real store on simulated drives
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    colibri-uring simulate --model /models/GLM-5.2 --device 7GiB/s --device 3.5GiB/s --ram 64GiB\n  \
+    colibri-uring decode --model DIR --prompt-file p.txt --save-routing routing.jsonl\n  \
+    colibri-uring simulate --model DIR --routing routing.jsonl --device 1.9GiB/s@90us --cache-slots 8\n\
+No weights are read: a model made by `synth --sparse` does as well.")]
+pub struct SimulateArgs {
+    /// Directory with config.json and *.safetensors; give it several times for a split model
+    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
+    model: Vec<PathBuf>,
+    /// A drive with a copy of the model: its bandwidth and, after an @, its latency [default: 100us]; give it for each drive
+    #[arg(long, value_name = "RATE[@LATENCY]", num_args = 1.., required = true, value_delimiter = ',', env = "COLIBRI_DEVICE")]
+    device: Vec<Drive>,
+    /// Memory for everything, like 64GiB [default: what this machine has available]
+    #[arg(long, value_name = "SIZE", value_parser = super::size::memory, env = "COLIBRI_RAM")]
+    ram: Option<Size>,
+    /// Expert slabs for each MoE layer instead of as many as fit
+    #[arg(long, value_name = "N", env = "COLIBRI_CACHE_SLOTS")]
+    cache_slots: Option<u64>,
+    /// Tokens of context that memory is kept for
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4096,
+        env = "COLIBRI_CONTEXT"
+    )]
+    context: usize,
+    /// Bytes of weights that the machine computes a second, like 20GB/s [default: as measured with --routing, else as this machine]
+    #[arg(long, value_name = "RATE", value_parser = rate, env = "COLIBRI_COMPUTE_RATE")]
+    compute_rate: Option<u64>,
+    /// What routers said, from `decode --save-routing` [default: made up, as regular as GLM-5.2's]
+    #[arg(long, value_name = "FILE", env = "COLIBRI_ROUTING")]
+    routing: Option<PathBuf>,
+    /// Tokens to make up routing for
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        conflicts_with = "routing",
+        value_parser = clap::value_parser!(u32).range(2..=100_000),
+        env = "COLIBRI_TOKENS"
+    )]
+    tokens: u32,
+    /// The same seed makes up the same routing
+    #[arg(long, value_name = "S", default_value_t = 0, env = "COLIBRI_SEED")]
+    seed: u64,
+    /// How many experts of the next layer to read ahead: auto, off or a number
+    #[arg(
+        long,
+        value_name = "auto|off|K",
+        default_value = "auto",
+        env = "COLIBRI_LOOKAHEAD"
+    )]
+    lookahead: LookaheadArg,
+    /// Print one JSON object
+    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+}
+
+/// Bytes a second, like `7GiB/s`.
+fn rate(text: &str) -> Result<u64, String> {
+    let size = text.strip_suffix("/s").unwrap_or(text);
+    match size.parse::<Size>() {
+        Ok(Size(0)) => Err("a rate is more than 0".to_owned()),
+        Ok(Size(bytes)) => Ok(bytes),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// `--device`.
+#[derive(Clone, Debug)]
+struct Drive(SimDrive);
+
+impl FromStr for Drive {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Drive, String> {
+        let (bandwidth, latency) = match text.split_once('@') {
+            Some((bandwidth, latency)) => (bandwidth, microseconds(latency)?),
+            None => (text, Duration::from_micros(100)),
+        };
+        Ok(Drive(SimDrive::new(rate(bandwidth)?, latency)))
+    }
+}
+
+fn microseconds(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match (text.strip_suffix("us"), text.strip_suffix("ms")) {
+        (Some(number), _) => (number, 1.0),
+        (_, Some(number)) => (number, 1000.0),
+        _ => return Err("a latency is like 80us or 1.5ms".to_owned()),
+    };
+    match number.trim().parse::<f64>() {
+        Ok(n) if (0.0..=1e7).contains(&(n * unit)) => Ok(Duration::from_secs_f64(n * unit / 1e6)),
+        _ => Err("a latency is from 0us to 10000ms".to_owned()),
+    }
+}
+
+/// The JSON object.
+#[derive(Debug, Serialize)]
+struct Report {
+    tokens_per_second: f64,
+    tokens: u64,
+    decode_seconds: f64,
+    prompt_seconds: f64,
+    io_wait_seconds: f64,
+    compute_seconds: f64,
+    /// "drives" or "compute".
+    bottleneck: &'static str,
+    limits: Limits,
+    expert_hits: u64,
+    expert_misses: u64,
+    expert_bytes_read: u64,
+    speculative_reads: u64,
+    speculative_used: u64,
+    cache_slots_per_layer: usize,
+    memory_bytes: u64,
+    devices: Vec<Device>,
+    /// "recorded" or "made up".
+    routing: &'static str,
+    /// "measured", "given", or "as this machine".
+    compute: &'static str,
+}
+
+/// What the machine would reach if the other side took no time.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Limits {
+    drives_tokens_per_second: f64,
+    compute_tokens_per_second: f64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Device {
+    bytes_per_second: u64,
+    latency_us: u64,
+    bytes: u64,
+    /// Share of the time that it read.
+    busy: f64,
+}
+
+/// What a run is made of.
+struct Scene {
+    config: Config,
+    shards: Shards,
+    files: ExpertFiles,
+    plan: Plan,
+    events: Vec<Event>,
+    compute: Compute,
+    compute_from: &'static str,
+}
+
+impl Scene {
+    fn new(args: &SimulateArgs) -> anyhow::Result<Scene> {
+        ensure!(args.context > 0, "a context has at least one token");
+        let config = Config::load(&args.model[0])?;
+        let shards = Shards::open(&args.model)?;
+        let catalog = Catalog::new(&shards, &config)?;
+        ensure!(
+            catalog.layers().next().is_some(),
+            "the model has no sparse layer, so nothing is streamed"
+        );
+        let events = match &args.routing {
+            Some(path) => recorded(path, &config)?,
+            None => made_up(&config, args.tokens as usize, Habits::default(), args.seed),
+        };
+        let measured = events.iter().rev().find_map(|event| match event {
+            Event::Measured { tokens, seconds } if *tokens > 0 => Some((*tokens, seconds)),
+            _ => None,
+        });
+        let at_rate = |rate: f64| Compute::at_rate(&config, &shards, &catalog, rate);
+        let (compute, compute_from) = match (args.compute_rate, measured) {
+            (Some(rate), _) => (at_rate(rate as f64), "given"),
+            (None, Some((tokens, seconds))) => {
+                (Compute::measured(&config, seconds, tokens), "measured")
+            }
+            (None, None) => {
+                let threads = std::thread::available_parallelism().map_or(1, usize::from);
+                let rate = kernel_rate(&catalog, &Pool::new(threads));
+                (at_rate(rate), "as this machine")
+            }
+        };
+        let files = ExpertFiles::on_drives(&shards, catalog, args.device.len())?;
+        let ask = Ask {
+            context: args.context,
+            prompt: 0,
+            threads: 1,
+            dsa: true,
+            wish: Wish {
+                ram: args.ram.map(|size| size.0),
+                cache_slots: args.cache_slots,
+            },
+        };
+        let mut survey = plan::survey(&shards, &config, &files, ask, &Roots::default());
+        if args.cache_slots.is_some() && args.ram.is_none() {
+            // The machine that is asked about has room for what is asked for.
+            survey.set_budget(u64::MAX);
+        }
+        let plan = survey.plan()?;
+        Ok(Scene {
+            config,
+            shards,
+            files,
+            plan,
+            events,
+            compute,
+            compute_from,
+        })
+    }
+}
+
+/// Reads the routing of this model.
+fn recorded(path: &Path, config: &Config) -> anyhow::Result<Vec<Event>> {
+    let read = || -> anyhow::Result<_> {
+        let (header, events) = routing::read(BufReader::new(File::open(path)?))?;
+        let model = routing::Header {
+            routing: routing::VERSION,
+            top_k: config.num_experts_per_tok,
+            experts: config.n_routed_experts,
+            layers: config.num_hidden_layers,
+        };
+        ensure!(
+            header == model,
+            "it is of another model: top {} of {} experts in {} layers, this one has top {} of {} in {}",
+            header.top_k,
+            header.experts,
+            header.layers,
+            model.top_k,
+            model.experts,
+            model.layers
+        );
+        let sparse: Vec<usize> = config.sparse_layers().collect();
+        let layer_of = |event: &Event| match event {
+            Event::Look { layer, .. } | Event::Routed { layer, .. } => Some(*layer),
+            Event::Computed { .. } | Event::Measured { .. } => None,
+        };
+        let dense = (events.iter().filter_map(layer_of)).find(|layer| !sparse.contains(layer));
+        if let Some(layer) = dense {
+            anyhow::bail!("it has routing of layer {layer}, which is dense");
+        }
+        Ok(events)
+    };
+    read().with_context(|| format!("cannot use the routing {}", path.display()))
+}
+
+/// Simulates and prints.
+pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
+    let scene = Scene::new(args)?;
+    let drives: Vec<SimDrive> = args.device.iter().map(|d| d.0.clone()).collect();
+    let top_k = scene.config.num_experts_per_tok;
+    let expert_bytes = scene.files.mean_bytes();
+    let share = scene.plan.slots.share;
+    let options = StoreOptions {
+        slots: scene.plan.slots.clone(),
+        lookahead: args.lookahead.into(),
+        engine: Options::default(),
+    };
+    let clock = Clock::default();
+    let mut store =
+        ExpertStore::simulated(scene.files, top_k, options, drives.clone(), clock.clone())?;
+    let replayed = Replay::new(&mut store, &clock, &scene.compute, top_k).run(&scene.events)?;
+    ensure!(
+        replayed.tokens > 0,
+        "the routing has a prompt only, and no token after it"
+    );
+    let stats = store.stats();
+    let sources = store.read_stats().map_or_else(Vec::new, |s| s.sources);
+    let Replayed {
+        prompt,
+        decode,
+        waited,
+        tokens,
+    } = replayed;
+    let all = clock.now().as_secs_f64();
+    let sparse = scene.config.sparse_layers().count();
+    let compute_token = scene.compute.token(sparse, top_k).as_secs_f64();
+    let miss_rate = stats.misses as f64 / (stats.hits + stats.misses).max(1) as f64;
+    let read_token = miss_rate * (sparse * top_k) as f64 * expert_bytes;
+    let bandwidth: u64 = drives.iter().map(|d| d.bandwidth).sum();
+    let limits = Limits {
+        drives_tokens_per_second: bandwidth as f64 / read_token.max(1.0),
+        compute_tokens_per_second: 1.0 / compute_token.max(1e-12),
+    };
+    let report = Report {
+        tokens_per_second: tokens as f64 / decode.as_secs_f64(),
+        tokens,
+        decode_seconds: decode.as_secs_f64(),
+        prompt_seconds: prompt.as_secs_f64(),
+        io_wait_seconds: waited.as_secs_f64(),
+        compute_seconds: (decode - waited).as_secs_f64(),
+        bottleneck: match limits.drives_tokens_per_second < limits.compute_tokens_per_second {
+            true => "drives",
+            false => "compute",
+        },
+        limits,
+        expert_hits: stats.hits,
+        expert_misses: stats.misses,
+        expert_bytes_read: sources.iter().map(|s| s.bytes).sum(),
+        speculative_reads: stats.speculative_reads,
+        speculative_used: stats.speculative_used,
+        cache_slots_per_layer: share,
+        memory_bytes: scene.plan.total,
+        devices: (drives.iter().zip(&sources))
+            .map(|(drive, read)| Device {
+                bytes_per_second: drive.bandwidth,
+                latency_us: drive.latency.as_micros() as u64,
+                bytes: read.bytes,
+                busy: read.bytes as f64 / drive.bandwidth as f64 / all,
+            })
+            .collect(),
+        routing: if args.routing.is_some() {
+            "recorded"
+        } else {
+            "made up"
+        },
+        compute: scene.compute_from,
+    };
+    drop(scene.shards);
+    if args.json {
+        super::print_json(&report)?;
+    } else {
+        print(&report)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(report: &Report) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(
+        out,
+        "{:.2} tok/s over {} tokens (routing {}, arithmetic {})",
+        report.tokens_per_second, report.tokens, report.routing, report.compute
+    )?;
+    let demanded = (report.expert_hits + report.expert_misses).max(1);
+    writeln!(
+        out,
+        "memory     {}: {} experts of each layer are kept, {:.0}% of those used are in memory",
+        human(report.memory_bytes),
+        report.cache_slots_per_layer,
+        100.0 * report.expert_hits as f64 / demanded as f64
+    )?;
+    for (i, device) in report.devices.iter().enumerate() {
+        writeln!(
+            out,
+            "drive {i}    {}/s, {} us: read {}, busy {:.0}% of the time",
+            human(device.bytes_per_second),
+            device.latency_us,
+            human(device.bytes),
+            100.0 * device.busy
+        )?;
+    }
+    writeln!(
+        out,
+        "limits     drives {:.2} tok/s, arithmetic {:.2} tok/s",
+        report.limits.drives_tokens_per_second, report.limits.compute_tokens_per_second
+    )?;
+    writeln!(
+        out,
+        "bottleneck {}",
+        match report.bottleneck {
+            "drives" =>
+                "the drives: more of them, faster ones, or more memory for experts would help",
+            _ => "the arithmetic: faster drives would change little",
+        }
+    )
+}

@@ -1,0 +1,136 @@
+//! What a model needs for a context, and what there is for it: what `decode` follows and `plan` prints.
+
+use super::{Available, Experts, Needs, Plan, PlanError, Roots, Wish, available, plan};
+use crate::config::Config;
+use crate::model::{SessionOptions, Sizes, kv_bytes, resident_bytes, scores_bytes};
+use crate::shards::Shards;
+use crate::stream::ExpertFiles;
+use crate::stream::slots::Footprint;
+
+/// The program itself, its stacks, the queues of the ring.
+const PROGRAM: u64 = 24 << 20;
+/// Bytes of index for a tensor: name, shape, place, hash.
+const INDEX_ENTRY: u64 = 256;
+
+/// How a model is going to be used.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// Tokens of the whole context.
+    pub context: usize,
+    /// Tokens of it that come at once, as a prompt.
+    pub prompt: usize,
+    /// Compute threads.
+    pub threads: usize,
+    /// Whether attention is sparse where the model has an indexer.
+    pub dsa: bool,
+    /// What the user asked for.
+    pub wish: Wish,
+}
+
+/// Everything that a plan depends on.
+#[derive(Debug)]
+pub struct Survey {
+    /// What is needed besides slabs, with the least scratch.
+    pub needs: Needs,
+    /// Scratch with which the prompt goes through each layer at once.
+    pub prompt_scratch: u64,
+    /// Footprint and number of the experts of each slab class.
+    pub footprints: Vec<Footprint>,
+    /// Layers that have experts.
+    pub moe_layers: usize,
+    /// Experts that a token uses in a layer.
+    pub top_k: usize,
+    /// What the machine has to spare.
+    pub available: Result<Available, PlanError>,
+    wish: Wish,
+}
+
+/// Looks at a model and at the machine.
+pub fn survey(
+    shards: &Shards,
+    config: &Config,
+    files: &ExpertFiles,
+    ask: Ask,
+    roots: &Roots,
+) -> Survey {
+    Survey {
+        needs: Needs {
+            dense: resident_bytes(shards, config),
+            kv: kv_bytes(config, ask.dsa, ask.context),
+            scratch: SessionOptions::default().scratch_bytes as u64,
+            scores: scores_bytes(ask.threads, ask.context),
+            index: shards.len() as u64 * INDEX_ENTRY,
+            program: PROGRAM,
+        },
+        prompt_scratch: Sizes::scratch_for(config, ask.dsa, ask.prompt),
+        footprints: files.footprints(),
+        moe_layers: files.moe_layers(),
+        top_k: config.num_experts_per_tok,
+        available: available(roots),
+        wish: ask.wish,
+    }
+}
+
+impl Survey {
+    /// The plan: the slabs that were wished, else as many as fit.
+    ///
+    /// A prompt that is cut into slices reads its experts once for each, so scratch for longer slices is worth more than
+    /// slabs: it gets up to an eighth of what is left beside the wished or the fewest slabs.
+    ///
+    /// # Errors
+    /// [`PlanError::DoesNotFit`], and [`PlanError::Unknown`] where nothing is known and no budget was given.
+    pub fn plan(&self) -> Result<Plan, PlanError> {
+        let fewest = self.plan_with(&self.needs, Some(self.wish.cache_slots.unwrap_or(0)))?;
+        let spare = fewest.budget - fewest.total;
+        let more = self.prompt_scratch.saturating_sub(self.needs.scratch);
+        let needs = Needs {
+            scratch: self.needs.scratch + more.min(spare / 8),
+            ..self.needs
+        };
+        self.plan_with(&needs, self.wish.cache_slots)
+    }
+
+    /// As if so many bytes had been asked for: a plan for another machine.
+    pub fn set_budget(&mut self, bytes: u64) {
+        self.wish.ram = Some(bytes);
+    }
+
+    /// The fewest slabs that work, whether they fit or not: bytes.
+    pub fn working_bytes(&self) -> u64 {
+        let minimum = |f: &Footprint| {
+            f.bytes
+                .saturating_mul((self.top_k + 1).min(f.experts) as u64)
+        };
+        self.footprints
+            .iter()
+            .map(minimum)
+            .fold(0, u64::saturating_add)
+    }
+
+    /// What the plan may use, if anything is known about it.
+    pub fn budget(&self) -> Option<u64> {
+        let available = self.available.as_ref().map(Available::budget).ok();
+        self.wish.ram.or(available)
+    }
+
+    fn plan_with(&self, needs: &Needs, cache_slots: Option<u64>) -> Result<Plan, PlanError> {
+        let available = match (&self.available, self.wish.ram) {
+            (Ok(available), _) => available.budget(),
+            // What is not known bounds nothing that was given explicitly.
+            (Err(_), Some(ram)) => ram,
+            (Err(error), None) => {
+                return Err(PlanError::Unknown(format!("{error}; give --ram")));
+            }
+        };
+        let experts = Experts {
+            footprints: &self.footprints,
+            moe_layers: self.moe_layers,
+            top_k: self.top_k,
+        };
+        let wish = Wish {
+            cache_slots,
+            ..self.wish
+        };
+        plan(needs, experts, wish, available)
+    }
+}

@@ -1,0 +1,271 @@
+//! Random models in the container format: the true layout and shapes, weights that mean nothing.
+//!
+//! `shape` is what a config says, `tensors` lists what the container then holds, `fill` makes the values. Values depend on
+//! the seed and the tensor's name alone, so that threads and shard sizes change no byte of a tensor.
+
+mod fill;
+mod shape;
+mod tensors;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::config::{Config, ConfigError};
+use crate::pool::Pool;
+use crate::shards::{Metadata, ShardWriter, WriteError, free_space, shard_bytes, write_whole};
+
+pub use shape::{Preset, Shape};
+pub use tensors::Coding;
+
+use tensors::{Content, Item};
+
+/// What is to be made.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// The hyperparameters.
+    pub shape: Shape,
+    /// How routed experts are stored.
+    pub experts: Coding,
+    /// How the large resident matrices are stored.
+    pub dense: Coding,
+    /// Whether there is a layer of multi-token prediction after the last one.
+    pub mtp: bool,
+    /// Whether experts and large resident matrices are holes, which read as zeros and take no room.
+    pub sparse: bool,
+    /// Seed of every value.
+    pub seed: u64,
+    /// Bytes after which a shard is closed; an expert is never cut in two.
+    pub shard_bytes: u64,
+}
+
+/// What was made, or would be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Number of shards.
+    pub shards: usize,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Bytes of all shards.
+    pub bytes: u64,
+    /// Bytes of them that are no holes.
+    pub written: u64,
+}
+
+/// Why no model was made. Nothing is left of it then.
+#[derive(Debug, thiserror::Error)]
+pub enum SynthError {
+    /// The shape is no config that could be run.
+    #[error("the shape is not possible: {0}")]
+    Shape(#[from] ConfigError),
+    /// Sizes that cannot be counted.
+    #[error("tensor {0} is too large")]
+    TooLarge(String),
+    /// There is something in the directory already.
+    #[error("{} is not an empty directory", .0.display())]
+    Occupied(PathBuf),
+    /// The disk is too full.
+    #[error(
+        "{} has {free} bytes free, the model takes {needed}; --sparse makes its large matrices holes", dir.display()
+    )]
+    Space {
+        /// The directory.
+        dir: PathBuf,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes there are.
+        free: u64,
+    },
+    /// The directory could not be made or looked at.
+    #[error("cannot use {}: {source}", dir.display())]
+    Dir {
+        /// The directory.
+        dir: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// A shard could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// It was asked to stop.
+    #[error("interrupted")]
+    Stopped,
+}
+
+/// A model that is ready to be written.
+#[derive(Debug)]
+pub struct Synth {
+    spec: Spec,
+    config: String,
+    shards: Vec<Vec<Item>>,
+    made: Made,
+}
+
+impl Synth {
+    /// Works out the tensors and their shards.
+    ///
+    /// # Errors
+    /// A shape that no config allows, or whose sizes overflow.
+    pub fn new(spec: Spec) -> Result<Synth, SynthError> {
+        let json = spec.shape.config_json(spec.mtp);
+        let config = Config::from_json(Path::new("config.json"), &json, None)?;
+        let items = tensors::tensors(&config, &spec)?;
+        let mut synth = Synth {
+            config: format!("{json:#}\n"),
+            shards: tensors::into_shards(items, spec.shard_bytes),
+            made: Made::default(),
+            spec,
+        };
+        let mut made = Made {
+            shards: synth.shards.len(),
+            ..Made::default()
+        };
+        for (i, items) in synth.shards.iter().enumerate() {
+            let path = synth.shard_path(Path::new(""), i);
+            let planned: Vec<_> = items.iter().map(|item| item.planned.clone()).collect();
+            let all = shard_bytes(&path, &planned, &Metadata::new())?;
+            let holes = items
+                .iter()
+                .filter(|item| item.content == Content::Hole)
+                .map(|item| item.bytes)
+                .sum::<u64>();
+            made.tensors += items.len();
+            made.bytes = made.bytes.saturating_add(all);
+            made.written = made.written.saturating_add(all - holes);
+        }
+        synth.made = made;
+        Ok(synth)
+    }
+
+    /// What will be written.
+    pub fn made(&self) -> Made {
+        self.made
+    }
+
+    /// Writes the model into `dir`, which must be empty or not exist: shards first, config.json last, so that a directory
+    /// with a config is complete. `progress` hears of bytes as they are written; `stop` ends it early.
+    ///
+    /// # Errors
+    /// A directory that holds something, too little space, a failing write, a stop. What was written is removed.
+    pub fn write(
+        &self,
+        dir: &Path,
+        pool: &Pool,
+        stop: &AtomicBool,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), SynthError> {
+        let failed = |source| SynthError::Dir {
+            dir: dir.to_path_buf(),
+            source,
+        };
+        let existed = dir.exists();
+        if existed && fs::read_dir(dir).map_err(failed)?.next().is_some() {
+            return Err(SynthError::Occupied(dir.to_path_buf()));
+        }
+        fs::create_dir_all(dir).map_err(failed)?;
+        let written = self.write_all(dir, pool, stop, progress);
+        if written.is_err() {
+            for i in 0..self.shards.len() {
+                let _ = fs::remove_file(self.shard_path(dir, i));
+            }
+            if !existed {
+                // Only if empty: nothing of anybody else's is removed.
+                let _ = fs::remove_dir(dir);
+            }
+        }
+        written
+    }
+
+    fn write_all(
+        &self,
+        dir: &Path,
+        pool: &Pool,
+        stop: &AtomicBool,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), SynthError> {
+        let free = free_space(dir).map_err(|source| SynthError::Dir {
+            dir: dir.to_path_buf(),
+            source,
+        })?;
+        if free < self.made.written {
+            return Err(SynthError::Space {
+                dir: dir.to_path_buf(),
+                needed: self.made.written,
+                free,
+            });
+        }
+        let first_error = Mutex::new(None);
+        let failed = AtomicBool::new(false);
+        let next = AtomicUsize::new(0);
+        // A loop over threads, not over shards: a thread takes the next shard when it has finished one.
+        pool.run(pool.threads(), &|_| {
+            let mut buffer = Vec::new();
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                if i >= self.shards.len() || failed.load(Ordering::Relaxed) {
+                    return;
+                }
+                let stopped = || stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
+                if let Err(error) = self.write_shard(dir, i, &mut buffer, &stopped, progress) {
+                    failed.store(true, Ordering::Relaxed);
+                    let mut first = first_error.lock().unwrap_or_else(PoisonError::into_inner);
+                    first.get_or_insert(error);
+                    return;
+                }
+            }
+        });
+        match first_error
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+        {
+            Some(error) => Err(error),
+            None => Ok(write_whole(
+                &dir.join("config.json"),
+                self.config.as_bytes(),
+            )?),
+        }
+    }
+
+    fn write_shard(
+        &self,
+        dir: &Path,
+        i: usize,
+        buffer: &mut Vec<u8>,
+        stopped: &dyn Fn() -> bool,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), SynthError> {
+        /// Bytes that are made at a time: they are still in the second-level cache when the kernel copies them.
+        const PIECE: u64 = 512 << 10;
+        let items = &self.shards[i];
+        let planned: Vec<_> = items.iter().map(|item| item.planned.clone()).collect();
+        let path = self.shard_path(dir, i);
+        let mut writer = ShardWriter::create(&path, &planned, &Metadata::new())?;
+        for item in items {
+            if stopped() {
+                return Err(SynthError::Stopped);
+            }
+            if item.content == Content::Hole {
+                writer.skip(item.bytes)?;
+                continue;
+            }
+            let source = fill::Source::new(self.spec.seed, &item.planned.name, item.content);
+            for at in (0..item.bytes).step_by(PIECE as usize) {
+                if stopped() {
+                    return Err(SynthError::Stopped);
+                }
+                buffer.resize(PIECE.min(item.bytes - at) as usize, 0);
+                source.fill(at, buffer);
+                writer.write(buffer)?;
+                progress(buffer.len() as u64);
+            }
+        }
+        Ok(writer.finish()?)
+    }
+
+    fn shard_path(&self, dir: &Path, i: usize) -> PathBuf {
+        let of = self.shards.len();
+        dir.join(format!("model-{:05}-of-{of:05}.safetensors", i + 1))
+    }
+}

@@ -1,0 +1,288 @@
+//! Resident weights on their way into memory: first every tensor is found and checked, then all matrices are read at once,
+//! by large direct reads into one piece of memory on huge pages.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use colibri_ring::arena::{HUGE_PAGE, Region, SLAB_ALIGN};
+use colibri_ring::bulk;
+use colibri_ring::extent::{self, Layout};
+
+use super::{Matrices, Weight, WeightError, floats};
+use crate::quant::Format;
+use crate::quant::infer::not_finite;
+use crate::shards::{Cache, Dtype, Shards, Tensor};
+
+/// The bytes of all resident matrices.
+#[derive(Debug)]
+pub(super) struct Resident {
+    memory: Region,
+    ranges: Vec<Range<usize>>,
+}
+
+impl Resident {
+    pub(super) fn range(&self, index: usize) -> &[u8] {
+        &self.memory[self.ranges[index].clone()]
+    }
+}
+
+/// What must hold of the bytes of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Check {
+    Nothing,
+    /// Scales that are numbers.
+    Scales,
+    /// Values of this format that are numbers.
+    Values(Format),
+}
+
+/// A tensor that is going to be read.
+#[derive(Debug)]
+struct Wanted {
+    name: String,
+    range: extent::Range,
+    check: Check,
+}
+
+/// Finds resident weights, then reads them all.
+#[derive(Debug)]
+pub struct Loader<'a> {
+    shards: &'a Shards,
+    matrices: Matrices<'a>,
+    wanted: Vec<Wanted>,
+    resident: Arc<OnceLock<Resident>>,
+    bytes: u64,
+}
+
+impl<'a> Loader<'a> {
+    /// A loader that has loaded nothing yet.
+    ///
+    /// # Errors
+    /// A malformed stamp of formats.
+    pub fn new(shards: &'a Shards) -> Result<Loader<'a>, WeightError> {
+        Ok(Loader {
+            shards,
+            matrices: Matrices::new(shards)?,
+            wanted: Vec::new(),
+            resident: Arc::default(),
+            bytes: 0,
+        })
+    }
+
+    /// Bytes of everything asked for so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether there is a tensor of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.shards.find(name).is_some()
+    }
+
+    /// A matrix in its stored width. It can be used after [`Loader::finish`].
+    ///
+    /// # Errors
+    /// Those of [`Matrices::find`].
+    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, WeightError> {
+        self.checked_matrix(name, rows, cols, |_| Check::Nothing)
+    }
+
+    /// A matrix whose values decide what is chosen: [`Loader::finish`] refuses floats that are infinite or NaN.
+    ///
+    /// # Errors
+    /// Those of [`Matrices::find`].
+    pub fn finite_matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Weight, WeightError> {
+        self.checked_matrix(name, rows, cols, Check::Values)
+    }
+
+    fn checked_matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        check: impl Fn(Format) -> Check,
+    ) -> Result<Weight, WeightError> {
+        let stored = self.matrices.find(name, &[rows, cols])?;
+        Ok(Weight {
+            format: stored.format,
+            rows,
+            cols,
+            resident: self.resident.clone(),
+            bytes: self.want(&stored.tensor, check(stored.format)),
+            scales: stored
+                .scales
+                .map(|scales| self.want(&scales, Check::Scales)),
+        })
+    }
+
+    fn want(&mut self, tensor: &Tensor<'_>, check: Check) -> usize {
+        self.bytes += tensor.bytes;
+        self.wanted.push(Wanted {
+            name: tensor.name.to_owned(),
+            range: range(tensor),
+            check,
+        });
+        self.wanted.len() - 1
+    }
+
+    /// A vector as f32: a norm, a bias. Read at once: these are small.
+    ///
+    /// # Errors
+    /// When it is missing, has another shape, is not of floats, has one that is infinite or NaN, or cannot be read.
+    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, WeightError> {
+        floats(&self.shards.get(name)?, &[len])?;
+        let values = self.shards.read_f32(name, Cache::Drop)?;
+        self.bytes += 4 * values.len() as u64;
+        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
+            return Err(WeightError::Value {
+                name: name.into(),
+                index,
+                value: values[index],
+            });
+        }
+        Ok(values)
+    }
+
+    /// Reads every matrix that was asked for, around the page cache if `direct`. `progress` hears of (bytes so far, bytes in
+    /// all).
+    ///
+    /// # Errors
+    /// No memory, a failing read, scales or checked values that are infinite or NaN.
+    pub fn finish(
+        self,
+        direct: bool,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<(), WeightError> {
+        let files = self.shards.replicas();
+        let ranges: Vec<_> = self.wanted.iter().map(|wanted| wanted.range).collect();
+        let layout = Layout::new(&ranges, bulk::align(&files)).map_err(|source| {
+            let at = |wanted: &&Wanted| wanted.range.offset == source.offset;
+            WeightError::Place {
+                name: self.name(at),
+                source,
+            }
+        })?;
+        let total = layout.footprint;
+        let bytes = usize::try_from(total).unwrap_or(usize::MAX);
+        let mut memory = Region::map(bytes).map_err(|source| WeightError::Memory {
+            bytes: total,
+            source,
+        })?;
+        let done = AtomicU64::new(0);
+        let heard = |n| progress(done.fetch_add(n, Ordering::Relaxed) + n, total);
+        bulk::read(&files, &layout.spans, direct, &mut memory, &heard).map_err(|source| {
+            let at = |wanted: &&Wanted| wanted.overlaps(source.file, source.offset);
+            WeightError::Read {
+                name: self.name(at),
+                source,
+            }
+        })?;
+        let places = layout.places.iter().zip(&ranges);
+        let resident = Resident {
+            ranges: places
+                .map(|(at, range)| *at as usize..(*at + range.len) as usize)
+                .collect(),
+            memory,
+        };
+        for (i, wanted) in self.wanted.iter().enumerate() {
+            wanted.check(resident.range(i))?;
+        }
+        // Nobody else sets it: a loader finishes once.
+        let _ = self.resident.set(resident);
+        Ok(())
+    }
+
+    /// The name of the first tensor for which `found` holds, for messages.
+    fn name(&self, found: impl Fn(&&Wanted) -> bool) -> String {
+        let wanted = self.wanted.iter().find(found);
+        wanted.map(|wanted| wanted.name.clone()).unwrap_or_default()
+    }
+}
+
+impl Wanted {
+    /// Whether a read that failed at `offset`, rounded down to the alignment, was one for this tensor.
+    fn overlaps(&self, file: u32, offset: u64) -> bool {
+        let extent::Range {
+            offset: start, len, ..
+        } = self.range;
+        self.range.file == file && offset < start + len && start < offset + SLAB_ALIGN as u64
+    }
+
+    fn check(&self, bytes: &[u8]) -> Result<(), WeightError> {
+        let name = || self.name.clone();
+        match self.check {
+            Check::Nothing => Ok(()),
+            Check::Scales => match not_finite(bytes) {
+                None => Ok(()),
+                Some((index, value)) => Err(WeightError::Scale {
+                    name: name(),
+                    index,
+                    value,
+                }),
+            },
+            Check::Values(format) => {
+                let halves = || {
+                    let words = bytes.chunks_exact(2);
+                    words.map(|b| u16::from_le_bytes([b[0], b[1]]))
+                };
+                let found = match format {
+                    Format::F32 => not_finite(bytes),
+                    Format::Bf16 => {
+                        first_not_finite(halves().map(|h| half::bf16::from_bits(h).to_f32()))
+                    }
+                    Format::F16 => {
+                        first_not_finite(halves().map(|h| half::f16::from_bits(h).to_f32()))
+                    }
+                    // Codes are numbers, and their scales are checked.
+                    _ => None,
+                };
+                match found {
+                    None => Ok(()),
+                    Some((index, value)) => Err(WeightError::Value {
+                        name: name(),
+                        index,
+                        value,
+                    }),
+                }
+            }
+        }
+    }
+}
+
+fn first_not_finite(values: impl Iterator<Item = f32>) -> Option<(usize, f32)> {
+    values.enumerate().find(|(_, value)| !value.is_finite())
+}
+
+fn range(tensor: &Tensor<'_>) -> extent::Range {
+    extent::Range {
+        file: tensor.file as u32,
+        offset: tensor.offset,
+        len: tensor.bytes,
+        part: 0,
+    }
+}
+
+/// Bytes of memory that the resident tensors among `tensors` take: vectors as f32, matrices as they are stored, in the
+/// aligned pieces that they are read by.
+pub fn resident_bytes<'t>(shards: &Shards, tensors: impl Iterator<Item = Tensor<'t>>) -> u64 {
+    let (mut vectors, mut ranges) = (0u64, Vec::new());
+    for tensor in tensors {
+        let is_float = matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16);
+        if tensor.shape.len() == 1 && is_float && !tensor.name.ends_with(".qs") {
+            vectors = vectors.saturating_add(tensor.elements().saturating_mul(4));
+        } else {
+            ranges.push(range(&tensor));
+        }
+    }
+    // What cannot be laid out cannot be loaded either, and loading says why.
+    let laid_out = Layout::new(&ranges, bulk::align(&shards.replicas()));
+    let footprint = laid_out.map_or(u64::MAX, |layout| layout.footprint);
+    let pages = footprint.checked_next_multiple_of(HUGE_PAGE as u64);
+    vectors.saturating_add(pages.unwrap_or(u64::MAX))
+}

@@ -1,0 +1,118 @@
+//! `simulate`, from the user's side: no weight is read, and what it says follows from what it is told.
+
+use serde_json::Value;
+
+use crate::child::{colibri, error_of, finish, json_of, on_model};
+use crate::common::shipped;
+
+fn simulate(args: &[&str]) -> std::process::Output {
+    finish(on_model("simulate", &[shipped().join("tiny-text")], args))
+}
+
+fn report(args: &[&str]) -> Value {
+    json_of(&simulate(&[args, &["--json"]].concat()))
+}
+
+/// Drives so slow that the arithmetic takes no time beside them.
+const SLOW: [&str; 2] = ["--compute-rate", "100GB/s"];
+
+#[test]
+fn more_drives_and_more_memory_give_more_tokens() {
+    let rate = |args: &[&str]| {
+        let report = report(&[&SLOW, args].concat());
+        report["tokens_per_second"].as_f64().unwrap()
+    };
+    let one = rate(&["--device", "1MiB/s@0us", "--cache-slots", "2"]);
+    let two = rate(&["--device", "1MiB/s@0us,1MiB/s@0us", "--cache-slots", "2"]);
+    let kept = rate(&["--device", "1MiB/s@0us", "--cache-slots", "12"]);
+    // Experts are so small here that a read is hardly ever divided.
+    assert!(two > 1.5 * one && two < 2.05 * one, "{one} {two}");
+    assert!(kept > 1.5 * one, "{one} {kept}");
+}
+
+#[test]
+fn the_bottleneck_is_named() {
+    let of = |rate, device| {
+        let report = report(&[
+            "--compute-rate",
+            rate,
+            "--device",
+            device,
+            "--cache-slots",
+            "0",
+        ]);
+        report["bottleneck"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(of("100GB/s", "1MiB/s"), "drives");
+    assert_eq!(of("1MB/s", "7GiB/s"), "compute");
+    let printed = simulate(&[
+        "--device",
+        "1MiB/s",
+        "--cache-slots",
+        "0",
+        "--compute-rate",
+        "1GB/s",
+    ]);
+    let text = String::from_utf8(printed.stdout).unwrap();
+    for says in ["tok/s", "drive 0", "limits", "bottleneck the drives"] {
+        assert!(text.contains(says), "{text}");
+    }
+}
+
+#[test]
+fn recorded_routing_and_measured_arithmetic_are_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ids, routing) = (dir.path().join("ids"), dir.path().join("routing"));
+    std::fs::write(&ids, "1 2 3 4 5 6 7 8 9 10 11 12").unwrap();
+    let (ids, routing) = (ids.to_str().unwrap(), routing.to_str().unwrap());
+    let save = [
+        "--replay",
+        ids,
+        "--save-routing",
+        routing,
+        "--cache-slots",
+        "0",
+    ];
+    let model = [shipped().join("tiny-text")];
+    assert!(finish(on_model("decode", &model, &save)).status.success());
+    let run = || {
+        report(&[
+            "--routing",
+            routing,
+            "--device",
+            "10MiB/s",
+            "--cache-slots",
+            "1",
+        ])
+    };
+    let first = run();
+    assert_eq!(
+        (&first["routing"], &first["compute"]),
+        (&"recorded".into(), &"measured".into())
+    );
+    assert_eq!(first["tokens"], 8);
+    assert_eq!(first, run(), "it depends on nothing else");
+    // Routing of another model.
+    let other = on_model(
+        "simulate",
+        &[shipped().join("f16-long")],
+        &["--routing", routing, "--device", "1GB/s"],
+    );
+    let error = error_of(&finish(other));
+    assert!(error.contains("of another model"), "{error}");
+}
+
+#[test]
+fn wrong_devices_are_refused() {
+    for device in ["7", "0MiB/s", "fast", "7GiB/s@", "7GiB/s@-1us", "7GiB/s@5"] {
+        let output = simulate(&["--device", device]);
+        // A bare number is bytes a second.
+        let wanted = if device == "7" { Some(0) } else { Some(2) };
+        assert_eq!(output.status.code(), wanted, "{device}");
+    }
+    let mut none = colibri();
+    none.args(["simulate", "--model", "x"]);
+    assert_eq!(finish(none).status.code(), Some(2));
+    let error = error_of(&simulate(&["--device", "1GiB/s", "--routing", "/nowhere"]));
+    assert!(error.contains("/nowhere"), "{error}");
+}
