@@ -274,6 +274,7 @@ fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64,
         context: TOKENS,
         prompt: TOKENS,
         threads: std::thread::available_parallelism().map_or(1, usize::from),
+        dense: None,
         dsa: true,
         wish: Wish::default(),
     };
