@@ -2,4 +2,5 @@
 //! experiments need are made by [`lab`].
 
 pub mod binary;
+pub mod fio;
 pub mod lab;

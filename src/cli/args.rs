@@ -21,6 +21,15 @@ pub struct ModelArgs {
     /// Directory on another drive with copies of the model's files, read beside them; up to 4 times
     #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MIRROR")]
     pub mirror: Vec<PathBuf>,
+    /// In what ratio to read from the model's drive and the mirrors, like 2,1 (the model's first); 0 reads from one only when
+    /// no other copy is left [default: from each as fast as it is]
+    #[arg(
+        long,
+        value_name = "W,W,...",
+        requires = "mirror",
+        env = "COLIBRI_MIRROR_WEIGHTS"
+    )]
+    pub mirror_weights: Option<Weights>,
     /// Memory for everything, like 24GiB [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = super::size::memory, env = "COLIBRI_RAM")]
     pub ram: Option<Size>,
@@ -70,6 +79,43 @@ pub fn check_mirrors(mirrors: &[PathBuf]) {
             "--mirror is given {} times, at most {MAX_MIRRORS} are possible",
             mirrors.len()
         ));
+    }
+}
+
+/// Ends the program when there is not one weight for the model and for each mirror.
+pub fn check_weights(weights: Option<&Weights>, mirrors: &[PathBuf]) {
+    if let Some(Weights(weights)) = weights
+        && weights.len() != mirrors.len() + 1
+    {
+        super::wrong_usage(format!(
+            "--mirror-weights has {} weights, and there are {} drives: the model's and {} of mirrors",
+            weights.len(),
+            mirrors.len() + 1,
+            mirrors.len()
+        ));
+    }
+}
+
+/// `--mirror-weights`: whole numbers, not all 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weights(pub Vec<u32>);
+
+impl FromStr for Weights {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Weights, String> {
+        let weights = (text.split(','))
+            .map(|weight| {
+                weight
+                    .trim()
+                    .parse()
+                    .map_err(|_| format!("{weight:?} is no weight: they are whole numbers"))
+            })
+            .collect::<Result<Vec<u32>, _>>()?;
+        if weights.iter().all(|weight| *weight == 0) {
+            return Err("a drive has to have a weight above 0".to_owned());
+        }
+        Ok(Weights(weights))
     }
 }
 
@@ -222,6 +268,14 @@ mod tests {
         assert_eq!(" 3, 14\n159 ".parse(), Ok(Ids(vec![3, 14, 159])));
         for text in ["", ",", "3,x", "-1", "4294967296", "1.5"] {
             assert!(text.parse::<Ids>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn weights_are_whole_numbers_not_all_zero() {
+        assert_eq!("2,0, 1".parse(), Ok(Weights(vec![2, 0, 1])));
+        for text in ["", "0", "0,0", "1,", "1.5,1", "-1,2", "4294967296,1"] {
+            assert!(text.parse::<Weights>().is_err(), "{text:?}");
         }
     }
 

@@ -13,7 +13,7 @@ use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 
-use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors};
+use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors, check_weights};
 use super::interrupt;
 use super::progress;
 use super::size::human;
@@ -50,6 +50,7 @@ impl Indexed {
     /// Reads the config and the index.
     pub fn open(args: &ModelArgs) -> anyhow::Result<Indexed> {
         check_mirrors(&args.mirror);
+        check_weights(args.mirror_weights.as_ref(), &args.mirror);
         let start = Instant::now();
         let config = Config::load(&args.model[0])?;
         let shards = Shards::open_with(&args.model, &args.mirror, args.engine.into())?;
@@ -80,7 +81,10 @@ impl Indexed {
             shards,
         } = self;
         let catalog = Catalog::new(&shards, &config)?;
-        let files = ExpertFiles::new(&shards, catalog, args.direct.into())?;
+        let mut files = ExpertFiles::new(&shards, catalog, args.direct.into())?;
+        if let Some(weights) = &args.mirror_weights {
+            files.pin(&shards, &weights.0);
+        }
         ensure!(
             tokens.context > 0,
             "there is nothing to do: no token is given"
