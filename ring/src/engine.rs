@@ -79,8 +79,8 @@ impl Engine {
         })
     }
 
-    /// An engine without a ring thread: the caller's thread drives the device, whenever it asks for events. For somebody who does
-    /// nothing but read.
+    /// An engine without a ring thread, for somebody who does nothing but read: the caller's thread drives the device, and nothing
+    /// happens but in [`Engine::wait`].
     ///
     /// # Errors
     /// As [`Engine::new`].
@@ -92,7 +92,7 @@ impl Engine {
         Engine::with_link(files, classes, options, |arena, scheduler| {
             let (name, device) = device::open(&files.replicas, arena, &scheduler, options)?;
             let batch = options.batch_bytes;
-            Ok(Box::new(Inline::new(name, device, scheduler, batch)))
+            Ok(Box::new(Inline::new(name, device, scheduler, batch, false)))
         })
     }
 
@@ -123,6 +123,7 @@ impl Engine {
                 Sim::new(drives, drive_of, clock),
                 scheduler,
                 options.batch_bytes,
+                true,
             )))
         })
     }

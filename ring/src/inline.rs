@@ -1,7 +1,8 @@
-//! A driver on the caller's thread, which moves on whenever the caller asks for events.
+//! A driver on the caller's thread, which moves on when the caller waits.
 //!
-//! Right where the caller does nothing but read: there is no other thread to wake. Somebody who computes between two calls leaves the drives
-//! idle meanwhile, and needs the ring thread.
+//! Right where the caller does nothing but read: there is no other thread to wake, and requests start with the wait for the next
+//! completion, one entry into the kernel for both. Somebody who computes between two calls leaves the drives idle meanwhile, and needs
+//! the ring thread.
 
 use std::collections::VecDeque;
 
@@ -17,6 +18,8 @@ pub(crate) struct Inline<D> {
     driver: Driver<D>,
     events: VecDeque<Event>,
     new: Vec<Event>,
+    /// Requests start when they are sent: the device is simulated, and time may pass before the next call.
+    eager: bool,
     /// The device failed while nobody could be told.
     failed: Option<String>,
 }
@@ -27,12 +30,14 @@ impl<D: Device> Inline<D> {
         device: D,
         scheduler: Scheduler,
         batch_bytes: u64,
+        eager: bool,
     ) -> Inline<D> {
         Inline {
             name,
             driver: Driver::new(device, scheduler, batch_bytes),
             events: VecDeque::new(),
             new: Vec::new(),
+            eager,
             failed: None,
         }
     }
@@ -66,16 +71,18 @@ impl<D: Device> Link for Inline<D> {
 
     fn send(&mut self, commands: &mut Vec<Command>) {
         // What was asked for earlier happened before now. A failure shows when events are asked for.
-        if self.driver.behind() {
+        if self.eager {
             let _ = self.catch_up();
         }
         command::apply(commands, &mut self.driver, &mut self.new);
         self.events.extend(self.new.drain(..));
-        let _ = self.catch_up();
+        if self.eager {
+            let _ = self.catch_up();
+        }
     }
 
     fn receive(&mut self, wait: bool) -> Result<Option<Event>, EngineError> {
-        if self.driver.behind() || (!wait && self.events.is_empty()) {
+        if self.eager {
             self.catch_up()?;
         }
         while wait && self.events.is_empty() {
