@@ -2,3 +2,4 @@
 //! experiments need are made by [`lab`].
 
 pub mod lab;
+pub mod policies;

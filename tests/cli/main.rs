@@ -15,3 +15,4 @@ mod reference;
 mod sandbox;
 mod simulate;
 mod usage;
+mod usage_history;
