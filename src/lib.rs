@@ -5,6 +5,7 @@
 //! `pool` are leaves; `weight` joins `quant` and `shards`.
 
 pub mod config;
+pub mod convert;
 pub mod generate;
 pub mod measure;
 pub mod model;
@@ -12,9 +13,11 @@ pub mod plan;
 pub mod pool;
 pub mod profile;
 pub mod quant;
+pub mod report;
 pub mod sample;
 pub mod shards;
 pub mod simulate;
+pub mod stage;
 pub mod stream;
 pub mod synth;
 pub mod tokenizer;

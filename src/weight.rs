@@ -1,6 +1,9 @@
 //! Tensors as weights: looked up by name, checked against the shape and type that the model needs.
 
 mod load;
+mod quantised;
+mod role;
+mod rows;
 mod stored;
 #[cfg(test)]
 mod tests;
@@ -12,12 +15,17 @@ use colibri_ring::arena::ArenaError;
 use colibri_ring::bulk::BulkError;
 use colibri_ring::extent::RangeError;
 
+use crate::quant::encode::NotFinite;
 use crate::quant::infer::Refusal;
 use crate::quant::{Format, Matrix};
 use crate::shards::{Dtype, ShardError};
 
 use load::Resident;
 pub use load::{Loader, resident_bytes};
+use quantised::Quantised;
+pub use quantised::packing_of;
+pub use role::{EMBEDDING, HEAD, Role, role};
+pub use rows::{Block, Piece, Rows, RowsError};
 pub use stored::{Matrices, Stored, floats, scales_name};
 
 /// Why a tensor cannot be the weight that it is named for.
@@ -114,6 +122,14 @@ pub enum WeightError {
         /// The scale.
         value: f32,
     },
+    /// A weight that should be quantised is infinite or NaN.
+    #[error("tensor {name} cannot be quantised: {source}")]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// Which weight.
+        source: NotFinite,
+    },
     /// Its sizes are those of no supported format.
     #[error("tensor {name}: {source}")]
     Format {
@@ -132,16 +148,27 @@ pub enum WeightError {
     },
 }
 
-/// A resident weight matrix [rows, cols], in the bytes it was stored in.
+/// A resident weight matrix [rows, cols], in the bytes it was stored in, or quantised.
 #[derive(Debug)]
 pub struct Weight {
     format: Format,
     rows: usize,
     cols: usize,
-    resident: Arc<OnceLock<Resident>>,
-    /// Index of its ranges in [`Resident`].
-    bytes: usize,
-    scales: Option<usize>,
+    store: Store,
+}
+
+/// Where the bytes of a matrix are, once the loader has finished.
+#[derive(Debug)]
+enum Store {
+    /// As they were stored, among all others.
+    Resident {
+        resident: Arc<OnceLock<Resident>>,
+        /// Index of its ranges in [`Resident`].
+        bytes: usize,
+        scales: Option<usize>,
+    },
+    /// Made while it was read.
+    Quantised(Arc<OnceLock<Quantised>>),
 }
 
 impl Weight {
@@ -150,13 +177,28 @@ impl Weight {
     /// # Panics
     /// Before [`Loader::finish`].
     pub fn matrix(&self) -> Matrix<'_> {
-        let resident = self.resident.get().expect("the loader has finished");
+        const FINISHED: &str = "the loader has finished";
+        let (bytes, scales) = match &self.store {
+            Store::Resident {
+                resident,
+                bytes,
+                scales,
+            } => {
+                let resident = resident.get().expect(FINISHED);
+                let scales = scales.map_or(&[][..], |range| resident.range(range));
+                (resident.range(*bytes), scales)
+            }
+            Store::Quantised(made) => {
+                let made = made.get().expect(FINISHED);
+                (&made.bytes[..], &made.scales[..])
+            }
+        };
         Matrix {
             format: self.format,
             rows: self.rows,
             cols: self.cols,
-            bytes: resident.range(self.bytes),
-            scales: self.scales.map_or(&[], |range| resident.range(range)),
+            bytes,
+            scales,
             skip: 0,
         }
     }

@@ -184,6 +184,24 @@ fn missing_and_different_files_stay_on_the_primary_with_a_warning_each() {
 }
 
 #[test]
+fn the_directory_of_another_model_is_one_warning() {
+    let bench = Bench::new(1);
+    let mirror = bench.mirror(0);
+    for shard in shards(&mirror) {
+        fs::write(shard, "something else").unwrap();
+    }
+    let warnings = warnings(&bench.run(&[&mirror]));
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    let count = shards(&mirror).len();
+    let wanted = format!("{count} of {count} files are not used as mirrors, the first is");
+    assert!(warnings[0].contains(&wanted), "{warnings:?}");
+    assert!(
+        warnings[0].contains("14 bytes, the primary has"),
+        "{warnings:?}"
+    );
+}
+
+#[test]
 fn a_mirror_that_cannot_be_used_at_all_is_one_warning() {
     let bench = Bench::new(0);
     let alone = json(&bench.run(&[]));

@@ -135,6 +135,11 @@ impl Engine {
         self.link.device()
     }
 
+    /// Touches the memory of all slabs, which the reads would do otherwise: for measuring.
+    pub fn populate(&self) {
+        self.arena.populate();
+    }
+
     /// Number of slabs.
     pub fn slabs(&self) -> usize {
         self.slabs.len()

@@ -17,6 +17,7 @@ pub mod file;
 pub mod headers;
 pub mod limits;
 mod options;
+mod pin;
 mod pread;
 pub mod probe;
 pub mod replica;

@@ -27,6 +27,9 @@ struct Outbox {
     stopped: bool,
     /// The ring thread is inside the device and has to be woken through it.
     in_device: bool,
+    /// It is, and will come out at the next completion, before which it could do nothing: every window is full. Then it need
+    /// not be woken, which would cost as much as the read.
+    comes_soon: bool,
 }
 
 /// Events on their way back.
@@ -130,8 +133,11 @@ impl RingThread {
     }
 
     fn wake(&self, outbox: MutexGuard<'_, Outbox>) {
-        let in_device = outbox.in_device;
+        let (in_device, comes_soon) = (outbox.in_device, outbox.comes_soon && !outbox.stop);
         drop(outbox);
+        if comes_soon {
+            return;
+        }
         if in_device {
             (self.waker)();
         } else {
@@ -206,6 +212,17 @@ impl Drop for Stopped {
     }
 }
 
+/// Whether nothing has come up meanwhile. From now on whoever sends something knows how the thread is woken.
+fn may_sleep<D: Device>(driver: &Driver<D>, min: usize, stop: bool, shared: &Shared) -> bool {
+    let mut outbox = lock(&shared.outbox);
+    let quiet = outbox.commands.is_empty() && outbox.stop == stop;
+    if quiet {
+        outbox.in_device = true;
+        outbox.comes_soon = min == 1 && driver.scheduler.all_full();
+    }
+    quiet
+}
+
 /// The ring thread's loop: sleeps in the device while reads are under way, on the condition variable otherwise.
 fn serve<D: Device>(mut driver: Driver<D>, shared: &Shared) {
     let mut events = Vec::new();
@@ -213,7 +230,7 @@ fn serve<D: Device>(mut driver: Driver<D>, shared: &Shared) {
     loop {
         let stop = {
             let mut outbox = lock(&shared.outbox);
-            outbox.in_device = false;
+            (outbox.in_device, outbox.comes_soon) = (false, false);
             let idle = driver.scheduler.is_idle();
             while idle && outbox.commands.is_empty() && !outbox.stop {
                 outbox = shared
@@ -222,14 +239,18 @@ fn serve<D: Device>(mut driver: Driver<D>, shared: &Shared) {
                     .unwrap_or_else(PoisonError::into_inner);
             }
             commands.append(&mut outbox.commands);
-            outbox.in_device = true;
             outbox.stop
         };
         command::apply(&mut commands, &mut driver, &mut events);
         if stop {
             driver.scheduler.drop_all(&mut events);
         }
-        let result = driver.step(true, &mut events);
+        driver.fill();
+        let min = driver.completions_to_wait_for();
+        let mut result = Ok(());
+        if min > 0 && may_sleep(&driver, min, stop, shared) {
+            result = driver.wait(min, &mut events);
+        }
         if !events.is_empty() || result.is_err() {
             let mut inbox = lock(&shared.inbox);
             inbox.events.extend(events.drain(..));

@@ -7,12 +7,13 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_ring::engine::EngineKind;
 use colibri_ring::replica::DirectMode;
+use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::MAX_MIRRORS;
 use colibri_uring::stream::Lookahead;
 
 use super::size::Size;
 
-/// Which model, and how it is run. But for `--dsa`, none of it changes a number that the model computes.
+/// Which model, and how it is run. But for `--dsa` and `--dense-bits`, none of it changes a number that the model computes.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// Directory with config.json and *.safetensors; give it several times for a model split over drives
@@ -21,6 +22,15 @@ pub struct ModelArgs {
     /// Directory on another drive with copies of the model's files, read beside them; up to 4 times
     #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MIRROR")]
     pub mirror: Vec<PathBuf>,
+    /// In what ratio to read from the model's drive and the mirrors, like 2,1 (the model's first); 0 reads from one only when
+    /// no other copy is left [default: from each as fast as it is]
+    #[arg(
+        long,
+        value_name = "W,W,...",
+        requires = "mirror",
+        env = "COLIBRI_MIRROR_WEIGHTS"
+    )]
+    pub mirror_weights: Option<Weights>,
     /// Memory for everything, like 24GiB [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = super::size::memory, env = "COLIBRI_RAM")]
     pub ram: Option<Size>,
@@ -50,6 +60,10 @@ pub struct ModelArgs {
     /// Neither read nor write .coli_usage in the model's first directory, which says what earlier runs used
     #[arg(long, env = "COLIBRI_NO_USAGE", value_parser = FalseyValueParser::new())]
     pub no_usage: bool,
+    /// Quantise float and FP8 weights that stay in memory as they are loaded: 8 is int8, 4 is int4-g64, 2 is int2; the
+    /// embedding and the head become int8 [default: as they are stored]
+    #[arg(long, value_name = "8|4|2", value_enum, env = "COLIBRI_DENSE_BITS")]
+    pub dense_bits: Option<DenseBits>,
     /// Sparse attention where the model has an indexer; off attends everything
     #[arg(long, value_enum, default_value = "on", env = "COLIBRI_DSA")]
     pub dsa: DsaArg,
@@ -72,6 +86,43 @@ pub fn check_mirrors(mirrors: &[PathBuf]) {
             "--mirror is given {} times, at most {MAX_MIRRORS} are possible",
             mirrors.len()
         ));
+    }
+}
+
+/// Ends the program when there is not one weight for the model and for each mirror.
+pub fn check_weights(weights: Option<&Weights>, mirrors: &[PathBuf]) {
+    if let Some(Weights(weights)) = weights
+        && weights.len() != mirrors.len() + 1
+    {
+        super::wrong_usage(format!(
+            "--mirror-weights has {} weights, and there are {} drives: the model's and {} of mirrors",
+            weights.len(),
+            mirrors.len() + 1,
+            mirrors.len()
+        ));
+    }
+}
+
+/// `--mirror-weights`: whole numbers, not all 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weights(pub Vec<u32>);
+
+impl FromStr for Weights {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Weights, String> {
+        let weights = (text.split(','))
+            .map(|weight| {
+                weight
+                    .trim()
+                    .parse()
+                    .map_err(|_| format!("{weight:?} is no weight: they are whole numbers"))
+            })
+            .collect::<Result<Vec<u32>, _>>()?;
+        if weights.iter().all(|weight| *weight == 0) {
+            return Err("a drive has to have a weight above 0".to_owned());
+        }
+        Ok(Weights(weights))
     }
 }
 
@@ -134,6 +185,30 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(s) if (0.05..=86_400.0).contains(&s) => Ok(s),
         _ => Err("a time is a number of seconds from 0.05 to 86400".to_owned()),
+    }
+}
+
+/// `--dense-bits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DenseBits {
+    /// One scale a row
+    #[value(name = "8")]
+    Eight,
+    /// One scale for 64 columns
+    #[value(name = "4")]
+    Four,
+    /// One scale a row
+    #[value(name = "2")]
+    Two,
+}
+
+impl From<DenseBits> for Packing {
+    fn from(bits: DenseBits) -> Packing {
+        match bits {
+            DenseBits::Eight => Packing::Int8,
+            DenseBits::Four => Packing::Int4Group(64),
+            DenseBits::Two => Packing::Int2,
+        }
     }
 }
 
@@ -228,6 +303,14 @@ mod tests {
         }
         for text in ["", "%", "-0.1", "1.5", "101%", "nan", "half"] {
             assert!(share(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn weights_are_whole_numbers_not_all_zero() {
+        assert_eq!("2,0, 1".parse(), Ok(Weights(vec![2, 0, 1])));
+        for text in ["", "0", "0,0", "1,", "1.5,1", "-1,2", "4294967296,1"] {
+            assert!(text.parse::<Weights>().is_err(), "{text:?}");
         }
     }
 

@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 mod args;
+mod convert;
 mod decode;
 mod doctor;
 mod inspect;
@@ -18,6 +19,7 @@ mod plan;
 mod printer;
 mod profile;
 mod progress;
+mod report;
 mod score;
 mod simulate;
 mod size;
@@ -47,6 +49,7 @@ enum Command {
     Mirror(mirror::MirrorArgs),
     Simulate(simulate::SimulateArgs),
     Inspect(inspect::InspectArgs),
+    Convert(convert::ConvertArgs),
     Doctor(doctor::DoctorArgs),
     Plan(Box<plan::PlanArgs>),
     Synth(synth::SynthArgs),
@@ -62,6 +65,7 @@ pub fn main() -> ExitCode {
         Command::Profile(args) => profile::run(&args),
         Command::Mirror(args) => mirror::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Convert(args) => convert::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),

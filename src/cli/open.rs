@@ -9,11 +9,12 @@ use colibri_uring::config::Config;
 use colibri_uring::model::{LoadOptions, Model, Phase, Session, SessionOptions};
 use colibri_uring::plan::{self, Ask, Plan, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
+use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::usage::{History, Identity, Usage};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 
-use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors};
+use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors, check_weights};
 use super::interrupt;
 use super::progress;
 use super::size::human;
@@ -50,6 +51,7 @@ impl Indexed {
     /// Reads the config and the index.
     pub fn open(args: &ModelArgs) -> anyhow::Result<Indexed> {
         check_mirrors(&args.mirror);
+        check_weights(args.mirror_weights.as_ref(), &args.mirror);
         let start = Instant::now();
         let config = Config::load(&args.model[0])?;
         let shards = Shards::open_with(&args.model, &args.mirror, args.engine.into())?;
@@ -80,7 +82,10 @@ impl Indexed {
             shards,
         } = self;
         let catalog = Catalog::new(&shards, &config)?;
-        let files = ExpertFiles::new(&shards, catalog, args.direct.into())?;
+        let mut files = ExpertFiles::new(&shards, catalog, args.direct.into())?;
+        if let Some(weights) = &args.mirror_weights {
+            files.pin(&shards, &weights.0);
+        }
         ensure!(
             tokens.context > 0,
             "there is nothing to do: no token is given"
@@ -90,10 +95,15 @@ impl Indexed {
         let identity = Identity::of(&shards, &config);
         let options = LoadOptions {
             dsa: args.dsa == DsaArg::On,
+            dense: args.dense_bits.map(Packing::from),
+            threads: args.threads(),
             direct: args.direct != DirectArg::Off,
         };
         let bar = progress::bytes(plan.needs.dense);
-        let model = Model::load_with(&shards, config, options, &|done, _| bar.set_position(done));
+        let model = Model::load_with(&shards, config, options, &|done, all| {
+            bar.set_length(all);
+            bar.set_position(done);
+        });
         bar.finish_and_clear();
         let model = model?;
         let store_options = StoreOptions {
@@ -138,6 +148,7 @@ fn survey(
         prompt: tokens.prompt,
         threads: args.threads(),
         dsa: args.dsa == DsaArg::On,
+        dense: args.dense_bits.map(Packing::from),
         wish: Wish {
             ram: args.ram.map(|size| size.0),
             cache_slots: args.cache_slots,

@@ -211,6 +211,7 @@ impl Scene {
             prompt: 0,
             threads: 1,
             dsa: true,
+            dense: None,
             wish: Wish {
                 ram: args.ram.map(|size| size.0),
                 cache_slots: args.cache_slots,

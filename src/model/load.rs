@@ -1,5 +1,7 @@
 //! The resident part of a model, and how it gets into memory.
 
+use std::collections::HashMap;
+
 use crate::config::{Config, IndexerKind, MlpKind};
 use crate::model::attention::Attention;
 use crate::model::error::ModelError;
@@ -7,6 +9,8 @@ use crate::model::indexer::Indexer;
 use crate::model::mlp::Mlp;
 use crate::model::moe::Moe;
 use crate::model::rope::Rope;
+use crate::quant::Format;
+use crate::quant::encode::Packing;
 use crate::shards::Shards;
 use crate::weight::{Loader, Weight, WeightError};
 
@@ -15,6 +19,10 @@ use crate::weight::{Loader, Weight, WeightError};
 pub struct LoadOptions {
     /// Whether sparse attention is used where the model has it.
     pub dsa: bool,
+    /// What float and FP8 matrices become as they are read, embedding and head excepted, which become int8; `None` keeps them.
+    pub dense: Option<Packing>,
+    /// Threads that quantise.
+    pub threads: usize,
     /// Whether resident weights are read around the page cache, where the file system allows it.
     pub direct: bool,
 }
@@ -23,6 +31,8 @@ impl Default for LoadOptions {
     fn default() -> LoadOptions {
         LoadOptions {
             dsa: true,
+            dense: None,
+            threads: 1,
             direct: true,
         }
     }
@@ -53,6 +63,51 @@ pub struct Model {
     pub(super) rope: Rope,
     sparsity: Sparsity,
     resident_bytes: u64,
+}
+
+/// What a model keeps in memory.
+struct Parts {
+    embed: Weight,
+    layers: Vec<Layer>,
+    norm: Vec<f32>,
+    head: Option<Weight>,
+}
+
+impl Parts {
+    fn find(
+        loader: &mut Loader,
+        config: &Config,
+        sparsity: Sparsity,
+    ) -> Result<Parts, WeightError> {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        Ok(Parts {
+            embed: loader.matrix("model.embed_tokens.weight", vocab, hidden)?,
+            layers: (0..config.num_hidden_layers)
+                .map(|i| load_layer(loader, config, i, sparsity))
+                .collect::<Result<_, WeightError>>()?,
+            norm: loader.vector("model.norm.weight", hidden)?,
+            head: (!config.tie_word_embeddings)
+                .then(|| loader.matrix("lm_head.weight", vocab, hidden))
+                .transpose()?,
+        })
+    }
+}
+
+/// How the resident matrices of a model are stored, by name. Reads vectors, but no matrix.
+///
+/// # Errors
+/// As [`Model::load`], but for what reading a matrix finds out.
+pub fn resident_formats(
+    shards: &Shards,
+    config: &Config,
+) -> Result<HashMap<String, Format>, ModelError> {
+    let mut loader = Loader::new(shards)?;
+    let sparsity = sparsity(&loader, config, LoadOptions::default());
+    Parts::find(&mut loader, config, sparsity)?;
+    let formats = loader.formats();
+    Ok(formats
+        .map(|(name, format)| (name.to_owned(), format))
+        .collect())
 }
 
 /// A decoder layer.
@@ -97,16 +152,16 @@ impl Model {
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Model, ModelError> {
         let mut loader = Loader::new(shards)?;
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        if let Some(dense) = options.dense {
+            loader = loader.quantising(dense, options.threads);
+        }
         let sparsity = sparsity(&loader, &config, options);
-        let embed = loader.matrix("model.embed_tokens.weight", vocab, hidden)?;
-        let layers = (0..config.num_hidden_layers)
-            .map(|i| load_layer(&mut loader, &config, i, sparsity))
-            .collect::<Result<_, WeightError>>()?;
-        let norm = loader.vector("model.norm.weight", hidden)?;
-        let head = (!config.tie_word_embeddings)
-            .then(|| loader.matrix("lm_head.weight", vocab, hidden))
-            .transpose()?;
+        let Parts {
+            embed,
+            layers,
+            norm,
+            head,
+        } = Parts::find(&mut loader, &config, sparsity)?;
         let resident_bytes = loader.bytes();
         loader.finish(options.direct, progress)?;
         Ok(Model {

@@ -3,12 +3,13 @@
 use crate::config::{Config, IndexerKind};
 use crate::model::attention::MAX_GROUP;
 use crate::model::kv::Rows;
+use crate::quant::encode::Packing;
 use crate::shards::{Shards, Tensor};
 use crate::weight;
 
 /// Bytes of the resident weights: every tensor of the index that is neither a routed expert nor of a layer beyond the
-/// last.
-pub fn resident_bytes(shards: &Shards, config: &Config) -> u64 {
+/// last. Float and FP8 matrices become `dense`, if that is given.
+pub fn resident_bytes(shards: &Shards, config: &Config, dense: Option<Packing>) -> u64 {
     let beyond = |name: &str| {
         let layer = name
             .strip_prefix("model.layers.")
@@ -18,7 +19,7 @@ pub fn resident_bytes(shards: &Shards, config: &Config) -> u64 {
             .is_some_and(|n| n >= config.num_hidden_layers)
     };
     let resident = |t: &Tensor<'_>| !t.name.contains(".mlp.experts.") && !beyond(t.name);
-    weight::resident_bytes(shards, shards.iter().filter(resident))
+    weight::resident_bytes(shards, shards.iter().filter(resident), dense)
 }
 
 /// Bytes that the cache of a context of `tokens` tokens takes, indexer keys included where sparse attention is `dsa`.

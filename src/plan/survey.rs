@@ -3,6 +3,7 @@
 use super::{Available, Experts, Needs, Plan, PlanError, Roots, Wish, available, plan};
 use crate::config::Config;
 use crate::model::{SessionOptions, Sizes, kv_bytes, resident_bytes, scores_bytes};
+use crate::quant::encode::Packing;
 use crate::shards::Shards;
 use crate::stream::ExpertFiles;
 use crate::stream::slots::Footprint;
@@ -23,6 +24,8 @@ pub struct Ask {
     pub threads: usize,
     /// Whether attention is sparse where the model has an indexer.
     pub dsa: bool,
+    /// What resident float and FP8 matrices become; `None` keeps them.
+    pub dense: Option<Packing>,
     /// What the user asked for.
     pub wish: Wish,
 }
@@ -42,6 +45,8 @@ pub struct Survey {
     pub top_k: usize,
     /// What the machine has to spare.
     pub available: Result<Available, PlanError>,
+    /// Bytes of resident weights with `--dense-bits 4`, where that was not asked for.
+    four_bits: Option<u64>,
     wish: Wish,
 }
 
@@ -55,7 +60,7 @@ pub fn survey(
 ) -> Survey {
     Survey {
         needs: Needs {
-            dense: resident_bytes(shards, config),
+            dense: resident_bytes(shards, config, ask.dense),
             kv: kv_bytes(config, ask.dsa, ask.context),
             scratch: SessionOptions::default().scratch_bytes as u64,
             scores: scores_bytes(ask.threads, ask.context),
@@ -67,6 +72,8 @@ pub fn survey(
         moe_layers: files.moe_layers(),
         top_k: config.num_experts_per_tok,
         available: available(roots),
+        four_bits: (ask.dense.is_none())
+            .then(|| resident_bytes(shards, config, Some(Packing::Int4Group(64)))),
         wish: ask.wish,
     }
 }
@@ -80,7 +87,21 @@ impl Survey {
     /// # Errors
     /// [`PlanError::DoesNotFit`], and [`PlanError::Unknown`] where nothing is known and no budget was given.
     pub fn plan(&self) -> Result<Plan, PlanError> {
-        let fewest = self.plan_with(&self.needs, Some(self.wish.cache_slots.unwrap_or(0)))?;
+        let slots = Some(self.wish.cache_slots.unwrap_or(0));
+        let mut fewest = self.plan_with(&self.needs, slots);
+        if let Err(PlanError::DoesNotFit { advice, .. }) = &mut fewest
+            && let Some(dense) = self.four_bits
+        {
+            let smaller = Needs {
+                dense,
+                ..self.needs
+            };
+            // Worth saying only where it helps.
+            if self.plan_with(&smaller, slots).is_ok() {
+                *advice = "give --dense-bits 4, with which it fits";
+            }
+        }
+        let fewest = fewest?;
         let spare = fewest.budget - fewest.total;
         let more = self.prompt_scratch.saturating_sub(self.needs.scratch);
         let needs = Needs {

@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Columns and rows of a block that one FP8 scale covers.
 pub const FP8_BLOCK: usize = 128;
 
 /// How a weight matrix is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Format {
     /// 32-bit float.
     F32,

@@ -24,6 +24,7 @@
 //! `dispatch::kernel_for`.
 
 mod dispatch;
+pub mod encode;
 mod float;
 mod format;
 pub mod infer;
@@ -36,8 +37,7 @@ use std::ops::Range;
 
 use crate::pool::Pool;
 
-use format::FP8_BLOCK;
-pub use format::Format;
+pub use format::{FP8_BLOCK, Format};
 
 #[cfg(target_endian = "big")]
 compile_error!("weights are little-endian and used in place");

@@ -135,6 +135,20 @@ impl Shards {
         Ok(out)
     }
 
+    /// Bytes of a tensor from its byte `at` on, any dtype.
+    ///
+    /// # Errors
+    /// A failing read, which a range that is not inside the tensor may be.
+    pub fn read_part(
+        &self,
+        tensor: &Tensor<'_>,
+        at: u64,
+        buf: &mut [u8],
+        cache: Cache,
+    ) -> Result<(), ShardError> {
+        self.read_piece(tensor, at, buf, cache)
+    }
+
     /// Reads bytes of a tensor from its byte `at` on, and forgets them in the page cache if asked to.
     fn read_piece(
         &self,

@@ -5,9 +5,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use colibri_ring::headers::PREFIX;
-use rustix::fs::Advice;
+use rustix::fs::{Advice, FallocateFlags};
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 
 use super::error::Shown;
@@ -94,6 +96,8 @@ pub struct ShardWriter {
     data: u64,
     /// Bytes of the data section so far.
     at: u64,
+    /// Bytes that were written at given places.
+    placed: AtomicU64,
     finished: bool,
 }
 
@@ -134,6 +138,7 @@ impl ShardWriter {
             data_start: header.len() as u64,
             data,
             at: 0,
+            placed: AtomicU64::new(0),
             finished: false,
         };
         writer.file.set_len(0).map_err(io)?;
@@ -169,13 +174,46 @@ impl ShardWriter {
         Ok(())
     }
 
+    /// Takes the room for all data on the disk now, so that a full disk shows before any work is done, and the file lies in
+    /// few pieces. A file system that cannot do that is no error.
+    ///
+    /// # Errors
+    /// A full disk, or a failing one.
+    pub fn reserve(&self) -> Result<(), WriteError> {
+        let all = self.data_start + self.data;
+        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, all) {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            Err(e) => Err(self.io(e.into())),
+        }
+    }
+
+    /// Writes data at `at` in the data section. Threads may write different places at the same time; for [`ShardWriter::finish`]
+    /// every place must have been written once, in this way or by [`ShardWriter::write`].
+    ///
+    /// # Errors
+    /// A place outside the data section, or a failing write.
+    pub fn write_at(&self, data: &[u8], at: u64) -> Result<(), WriteError> {
+        let len = data.len() as u64;
+        match at.checked_add(len) {
+            Some(end) if end <= self.data => {}
+            end => return Err(self.length(end.unwrap_or(u64::MAX))),
+        }
+        let offset = self.data_start + at;
+        self.file
+            .write_all_at(data, offset)
+            .map_err(|e| self.io(e))?;
+        self.placed.fetch_add(len, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Makes the shard durable and gives it its final name, replacing a file of that name.
     ///
     /// # Errors
     /// Less data than the header says, or a failing file system: then nothing is left of it.
     pub fn finish(mut self) -> Result<(), WriteError> {
-        if self.at != self.data {
-            return Err(self.length(self.at));
+        let given = self.at + self.placed.load(Ordering::Relaxed);
+        if given != self.data {
+            return Err(self.length(given));
         }
         let all = self.data_start + self.data;
         let durable = self.file.set_len(all).and_then(|()| self.file.sync_all());
@@ -233,6 +271,19 @@ pub fn shard_bytes(
 ) -> Result<u64, WriteError> {
     let (header, data) = header(path, tensors, metadata)?;
     Ok(header.len() as u64 + data)
+}
+
+/// The length, the JSON text and the padding that [`ShardWriter::create`] would begin the file with, and the bytes of data that
+/// follow.
+///
+/// # Errors
+/// As [`ShardWriter::create`].
+pub fn shard_header(
+    path: &Path,
+    tensors: &[Planned],
+    metadata: &Metadata,
+) -> Result<(Vec<u8>, u64), WriteError> {
+    header(path, tensors, metadata)
 }
 
 /// Bytes that an unprivileged process may still write to the file system that holds `dir`.

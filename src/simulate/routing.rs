@@ -32,7 +32,7 @@ struct Dice(ChaCha8Rng);
 
 impl Dice {
     fn below(&mut self, n: usize) -> usize {
-        (u64::from(self.0.next_u32()) * n as u64 >> 32) as usize
+        ((u64::from(self.0.next_u32()) * n as u64) >> 32) as usize
     }
 
     fn chance(&mut self, p: f64) -> bool {

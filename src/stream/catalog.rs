@@ -296,7 +296,8 @@ fn matrix_bytes(format: Format, rows: usize, cols: usize) -> u64 {
     bytes.unwrap_or(usize::MAX) as u64
 }
 
-fn single_name(layer: usize, expert: usize, projection: Projection) -> String {
+/// The name of a matrix of an expert that has tensors of its own.
+pub fn single_name(layer: usize, expert: usize, projection: Projection) -> String {
     let name = projection.name();
     format!("model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight")
 }

@@ -9,8 +9,11 @@ use colibri_ring::arena::{HUGE_PAGE, Region, SLAB_ALIGN};
 use colibri_ring::bulk;
 use colibri_ring::extent::{self, Layout};
 
-use super::{Matrices, Weight, WeightError, floats};
+use super::quantised::{self, Plan, packed_bytes};
+use super::{Matrices, Store, Weight, WeightError, floats};
+use crate::pool::Pool;
 use crate::quant::Format;
+use crate::quant::encode::Packing;
 use crate::quant::infer::not_finite;
 use crate::shards::{Cache, Dtype, Shards, Tensor};
 
@@ -41,6 +44,8 @@ enum Check {
 #[derive(Debug)]
 struct Wanted {
     name: String,
+    /// How the matrix is stored; `None` for scales.
+    format: Option<Format>,
     range: extent::Range,
     check: Check,
 }
@@ -52,6 +57,10 @@ pub struct Loader<'a> {
     matrices: Matrices<'a>,
     wanted: Vec<Wanted>,
     resident: Arc<OnceLock<Resident>>,
+    /// What float and FP8 matrices become, and on how many threads.
+    dense: Option<(Packing, usize)>,
+    /// The matrices that are quantised on the way.
+    quantised: Vec<Plan<'a>>,
     bytes: u64,
 }
 
@@ -66,8 +75,17 @@ impl<'a> Loader<'a> {
             matrices: Matrices::new(shards)?,
             wanted: Vec::new(),
             resident: Arc::default(),
+            dense: None,
+            quantised: Vec::new(),
             bytes: 0,
         })
+    }
+
+    /// Quantises float and FP8 matrices as they are read, on `threads` threads: see [`super::packing_of`].
+    #[must_use]
+    pub fn quantising(mut self, dense: Packing, threads: usize) -> Loader<'a> {
+        self.dense = Some((dense, threads));
+        self
     }
 
     /// Bytes of everything asked for so far.
@@ -75,12 +93,18 @@ impl<'a> Loader<'a> {
         self.bytes
     }
 
+    /// The matrices that were asked for, and how they are stored.
+    pub fn formats(&self) -> impl Iterator<Item = (&str, Format)> {
+        let wanted = self.wanted.iter();
+        wanted.filter_map(|wanted| Some((wanted.name.as_str(), wanted.format?)))
+    }
+
     /// Whether there is a tensor of that name.
     pub fn has(&self, name: &str) -> bool {
         self.shards.find(name).is_some()
     }
 
-    /// A matrix in its stored width. It can be used after [`Loader::finish`].
+    /// A matrix in its stored width, or quantised. It can be used after [`Loader::finish`].
     ///
     /// # Errors
     /// Those of [`Matrices::find`].
@@ -109,22 +133,39 @@ impl<'a> Loader<'a> {
         check: impl Fn(Format) -> Check,
     ) -> Result<Weight, WeightError> {
         let stored = self.matrices.find(name, &[rows, cols])?;
+        if let Some((dense, _)) = self.dense
+            && let Some(plan) = Plan::new(stored, rows, cols, dense)
+        {
+            self.bytes += plan.bytes();
+            let weight = Weight {
+                format: plan.format(),
+                rows,
+                cols,
+                store: Store::Quantised(plan.result()),
+            };
+            self.quantised.push(plan);
+            return Ok(weight);
+        }
+        let store = Store::Resident {
+            resident: self.resident.clone(),
+            bytes: self.want(&stored.tensor, Some(stored.format), check(stored.format)),
+            scales: stored
+                .scales
+                .map(|scales| self.want(&scales, None, Check::Scales)),
+        };
         Ok(Weight {
             format: stored.format,
             rows,
             cols,
-            resident: self.resident.clone(),
-            bytes: self.want(&stored.tensor, check(stored.format)),
-            scales: stored
-                .scales
-                .map(|scales| self.want(&scales, Check::Scales)),
+            store,
         })
     }
 
-    fn want(&mut self, tensor: &Tensor<'_>, check: Check) -> usize {
+    fn want(&mut self, tensor: &Tensor<'_>, format: Option<Format>, check: Check) -> usize {
         self.bytes += tensor.bytes;
         self.wanted.push(Wanted {
             name: tensor.name.to_owned(),
+            format,
             range: range(tensor),
             check,
         });
@@ -153,7 +194,7 @@ impl<'a> Loader<'a> {
     /// all).
     ///
     /// # Errors
-    /// No memory, a failing read, scales or checked values that are infinite or NaN.
+    /// No memory, a failing read, scales, checked values or weights to be quantised that are infinite or NaN.
     pub fn finish(
         self,
         direct: bool,
@@ -168,12 +209,15 @@ impl<'a> Loader<'a> {
                 source,
             }
         })?;
-        let total = layout.footprint;
-        let bytes = usize::try_from(total).unwrap_or(usize::MAX);
-        let mut memory = Region::map(bytes).map_err(|source| WeightError::Memory {
-            bytes: total,
+        let footprint = layout.footprint;
+        let bytes = usize::try_from(footprint).unwrap_or(usize::MAX);
+        // Where everything is quantised, nothing may be left.
+        let mut memory = Region::map(bytes.max(1)).map_err(|source| WeightError::Memory {
+            bytes: footprint,
             source,
         })?;
+        let floats: u64 = self.quantised.iter().map(Plan::bytes_to_read).sum();
+        let total = footprint.saturating_add(floats);
         let done = AtomicU64::new(0);
         let heard = |n| progress(done.fetch_add(n, Ordering::Relaxed) + n, total);
         bulk::read(&files, &layout.spans, direct, &mut memory, &heard).map_err(|source| {
@@ -192,6 +236,9 @@ impl<'a> Loader<'a> {
         };
         for (i, wanted) in self.wanted.iter().enumerate() {
             wanted.check(resident.range(i))?;
+        }
+        if let Some((_, threads)) = self.dense {
+            quantised::read(self.shards, &Pool::new(threads), &self.quantised, &heard)?;
         }
         // Nobody else sets it: a loader finishes once.
         let _ = self.resident.set(resident);
@@ -269,10 +316,18 @@ fn range(tensor: &Tensor<'_>) -> extent::Range {
 }
 
 /// Bytes of memory that the resident tensors among `tensors` take: vectors as f32, matrices as they are stored, in the
-/// aligned pieces that they are read by.
-pub fn resident_bytes<'t>(shards: &Shards, tensors: impl Iterator<Item = Tensor<'t>>) -> u64 {
+/// aligned pieces that they are read by, or as what float and FP8 matrices become when `dense` is given.
+pub fn resident_bytes<'t>(
+    shards: &Shards,
+    tensors: impl Iterator<Item = Tensor<'t>>,
+    dense: Option<Packing>,
+) -> u64 {
     let (mut vectors, mut ranges) = (0u64, Vec::new());
     for tensor in tensors {
+        if let Some(bytes) = dense.and_then(|dense| packed_bytes(shards, &tensor, dense)) {
+            vectors = vectors.saturating_add(bytes);
+            continue;
+        }
         let is_float = matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16);
         if tensor.shape.len() == 1 && is_float && !tensor.name.ends_with(".qs") {
             vectors = vectors.saturating_add(tensor.elements().saturating_mul(4));

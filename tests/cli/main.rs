@@ -5,14 +5,18 @@ mod common;
 
 mod broken;
 mod child;
+mod convert;
+mod convert_ends;
 mod decode;
 mod ends;
 mod hostile_shards;
 mod hostile_text;
 mod identical;
 mod lookahead;
+mod plan;
 mod reference;
 mod sandbox;
 mod simulate;
+mod synth;
 mod usage;
 mod usage_history;

@@ -80,7 +80,7 @@ fn check_score(fixture: &Fixture, model: &Model, expected: &str) -> f32 {
     let sparse = matches!(model.sparsity(), Sparsity::Active(_));
     let planned = kv_bytes(model.config(), sparse, ids.len());
     assert_eq!(session.stats().kv_bytes, planned);
-    assert!(model.resident_bytes() <= resident_bytes(&fixture.shards, &fixture.config));
+    assert!(model.resident_bytes() <= resident_bytes(&fixture.shards, &fixture.config, None));
     error
 }
 

@@ -12,6 +12,7 @@ import torch
 from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 from transformers.utils import logging
 
+import converted
 import quantise
 import store
 import text
@@ -167,6 +168,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FIXTURE_DIR, help="parent directory of the fixtures")
     parser.add_argument("--random", type=int, metavar="SEED", help="make one fixture of a random kind instead, in OUT itself")
     parser.add_argument("--large", type=Path, metavar="DIR", help="write a model with 1.3 GB of experts instead")
+    parser.add_argument("--converted", action="store_true", help="write only what quantised versions of existing fixtures say")
     args = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -185,9 +187,13 @@ def main() -> None:
         unknown = set(args.names) - {s.name for s in FIXTURES}
         if unknown:
             parser.error(f"unknown fixtures: {', '.join(sorted(unknown))}")
-        for spec in FIXTURES:
-            if not args.names or spec.name in args.names:
+        for at, spec in enumerate(FIXTURES):
+            if args.names and spec.name not in args.names:
+                continue
+            if not args.converted:
                 make(spec, args.out / spec.name)
+            if not spec.packed or spec.name == "fp8-block":
+                converted.write(spec, args.out / spec.name, record, at)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,204 @@
+//! Carrying out one shard: blocks of rows, on all threads, each read, converted and written to its place.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use colibri_ring::file::Advice;
+
+use super::files::Sources;
+use super::manifest::Manifest;
+use super::plan::{Item, Output, Shard, Span};
+use super::{ConvertError, shard_path};
+use crate::pool::Pool;
+use crate::shards::{Metadata, Planned, ShardWriter, shard_header};
+use crate::weight::{Block, Piece, RowsError};
+
+/// Bytes of a piece that is only copied.
+const COPY: u64 = 4 << 20;
+
+/// One block of an item.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    item: &'a Item,
+    /// Where its scales and weights begin in the data section.
+    scales_at: u64,
+    weights_at: u64,
+    step: Step,
+}
+
+#[derive(Clone, Copy)]
+enum Step {
+    /// Bytes of the scales or the weights from `start` on.
+    Copy { piece: Piece, start: u64, len: u64 },
+    /// A block of rows.
+    Rows(usize),
+}
+
+/// The tensors of a shard in order, and its metadata.
+fn tensors(shard: &Shard) -> (Vec<Planned>, Metadata) {
+    let outputs = shard.items.iter().flat_map(Item::outputs);
+    let mut metadata = Metadata::from([("format".into(), "pt".into())]);
+    if let Some(stamp) = Manifest::stamp(shard) {
+        metadata.insert("colibri.fmt".into(), stamp);
+    }
+    (outputs.filter_map(Output::planned).collect(), metadata)
+}
+
+/// The first bytes of a shard, up to its data, and the bytes of data.
+///
+/// # Errors
+/// Sizes that no file can have.
+pub fn header_of(out: &Path, shard: &Shard) -> Result<(Vec<u8>, u64), ConvertError> {
+    let (tensors, metadata) = tensors(shard);
+    let path = shard_path(out, &shard.name);
+    Ok(shard_header(&path, &tensors, &metadata)?)
+}
+
+/// Writes one shard: it has its final name when it is complete and on the disk, or not at all.
+///
+/// # Errors
+/// A failing read or write, a weight that cannot be quantised, or a wish to stop.
+pub fn shard(
+    out: &Path,
+    shard: &Shard,
+    sources: &Sources,
+    pool: &Pool,
+    stop: &AtomicBool,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<(), ConvertError> {
+    let (planned, metadata) = tensors(shard);
+    let writer = ShardWriter::create(&shard_path(out, &shard.name), &planned, &metadata)?;
+    writer.reserve()?;
+    let jobs = jobs(shard);
+    // A block for each thread, which keeps its buffers from one job to the next.
+    let blocks: Mutex<Vec<Block>> = Mutex::new(Vec::new());
+    let failed = AtomicBool::new(false);
+    let error = Mutex::new(None);
+    pool.run(jobs.len(), &|i| {
+        if failed.load(Ordering::Relaxed) {
+            return;
+        }
+        let lock = || blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut block = lock().pop().unwrap_or_default();
+        let done = if stop.load(Ordering::Relaxed) {
+            Err(ConvertError::Stopped)
+        } else {
+            run(&jobs[i], sources, &writer, &mut block)
+        };
+        lock().push(block);
+        match done {
+            Ok(read) => progress(read),
+            Err(e) => {
+                failed.store(true, Ordering::Relaxed);
+                let mut first = error.lock().unwrap_or_else(PoisonError::into_inner);
+                first.get_or_insert(e);
+            }
+        }
+    });
+    match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(writer.finish()?),
+    }
+}
+
+/// Cuts the items of a shard into jobs, in the order of the file.
+fn jobs(shard: &Shard) -> Vec<Job<'_>> {
+    let mut jobs = Vec::new();
+    let mut at = 0;
+    for item in &shard.items {
+        let len = |output: &Output| output.planned().and_then(|p| p.bytes()).unwrap_or(0);
+        let scales_at = at;
+        let weights_at = at + item.scales.as_ref().map_or(0, len);
+        at = weights_at + len(&item.weights);
+        let mut push = |step| {
+            jobs.push(Job {
+                item,
+                scales_at,
+                weights_at,
+                step,
+            });
+        };
+        if let Some((rows, _)) = item.work.rows() {
+            (0..rows.blocks()).for_each(|block| push(Step::Rows(block)));
+            continue;
+        }
+        for (piece, span) in [
+            (Piece::Scales, item.from_scales),
+            (Piece::Weights, Some(item.from)),
+        ] {
+            let bytes = span.map_or(0, |span| span.bytes);
+            for start in (0..bytes).step_by(COPY as usize) {
+                let len = COPY.min(bytes - start);
+                push(Step::Copy { piece, start, len });
+            }
+        }
+    }
+    jobs
+}
+
+/// Does one job with the buffers of `block`, and returns how many bytes it read.
+fn run(
+    job: &Job<'_>,
+    sources: &Sources,
+    writer: &ShardWriter,
+    block: &mut Block,
+) -> Result<u64, ConvertError> {
+    let Job { item, step, .. } = *job;
+    let mut total = 0;
+    let mut read = |piece, offset: u64, buf: &mut [u8]| {
+        let span = match piece {
+            Piece::Weights => Some(item.from),
+            Piece::Scales => item.from_scales,
+        };
+        total += buf.len() as u64;
+        read(sources, span, offset, buf)
+    };
+    match (step, item.work.rows()) {
+        (Step::Copy { piece, start, len }, _) => {
+            block.codes.resize(len as usize, 0);
+            read(piece, start, &mut block.codes)?;
+            let base = match piece {
+                Piece::Weights => job.weights_at,
+                Piece::Scales => job.scales_at,
+            };
+            writer.write_at(&block.codes, base + start)?;
+        }
+        (Step::Rows(index), Some((rows, packing))) => {
+            let range = rows.block(index);
+            rows.convert(range.clone(), packing, &mut read, block)
+                .map_err(|e| match e {
+                    RowsError::Read(e) => e,
+                    RowsError::NotFinite(source) => ConvertError::NotFinite {
+                        name: item.weights.name.clone(),
+                        source,
+                    },
+                })?;
+            // Every row of a format takes the same bytes.
+            let offset = |len: usize| (len / range.len().max(1) * range.start) as u64;
+            writer.write_at(&block.codes, job.weights_at + offset(block.codes.len()))?;
+            writer.write_at(&block.scales, job.scales_at + offset(block.scales.len()))?;
+        }
+        (Step::Rows(_), None) => {}
+    }
+    Ok(total)
+}
+
+/// Reads bytes of the source, and lets the page cache forget them.
+fn read(
+    sources: &Sources,
+    span: Option<Span>,
+    offset: u64,
+    buf: &mut [u8],
+) -> Result<(), ConvertError> {
+    const PAGE: u64 = 4096;
+    let Some((span, file)) = span.and_then(|span| Some((span, sources.file(span.file)?))) else {
+        return Ok(());
+    };
+    let start = span.offset + offset;
+    file.read_at(buf, start)?;
+    let first = start - start % PAGE;
+    let end = (start + buf.len() as u64).next_multiple_of(PAGE);
+    file.advise(first, end - first, Advice::DontNeed);
+    Ok(())
+}

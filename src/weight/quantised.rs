@@ -1,0 +1,190 @@
+//! Resident matrices that are quantised while they are read, so that their floats are never in memory as a whole.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::rows::{Block, Piece, Rows, RowsError};
+use super::{Role, Stored, WeightError, role};
+use crate::pool::Pool;
+use crate::quant::Format;
+use crate::quant::encode::Packing;
+use crate::shards::{Cache, Dtype, Shards, Tensor};
+
+/// What the resident matrix `name` becomes when dense weights become `dense`; `None` where it stays as it is stored.
+///
+/// The embedding and the head are int8 whatever the others are, as in containers: a token is one row of the one, and
+/// the other is read in full for no more than the logits.
+pub fn packing_of(name: &str, dense: Packing) -> Option<Packing> {
+    match role(name) {
+        Role::Router => None,
+        Role::Embedding => Some(Packing::Int8),
+        Role::Dense => Some(dense),
+    }
+}
+
+/// Bytes that the resident tensor takes when dense weights become `dense`; `None` where it stays as it is stored. Scales of FP8
+/// matrices take none then.
+pub(super) fn packed_bytes(shards: &Shards, tensor: &Tensor<'_>, dense: Packing) -> Option<u64> {
+    if let Some(owner) = tensor.name.strip_suffix("_scale_inv")
+        && let Some(owner) = shards.find(owner)
+        && owner.dtype == Dtype::F8E4M3
+    {
+        return packed_bytes(shards, &owner, dense).map(|_| 0);
+    }
+    let float = matches!(
+        tensor.dtype,
+        Dtype::Bf16 | Dtype::F16 | Dtype::F32 | Dtype::F8E4M3
+    );
+    let &[rows, cols] = tensor.shape else {
+        return None;
+    };
+    let packing = packing_of(tensor.name, dense).filter(|_| float)?;
+    let (rows, cols) = (usize::try_from(rows).ok()?, usize::try_from(cols).ok()?);
+    let (row, scale_row) = row_bytes(packing.format(cols), cols);
+    let bytes = row.checked_add(scale_row)?.checked_mul(rows)?;
+    // Two allocations of whole pages.
+    (bytes as u64).checked_add(2 * 4096)
+}
+
+/// Bytes of codes and of scales of a row.
+fn row_bytes(format: Format, cols: usize) -> (usize, usize) {
+    let codes = format.row_bytes(cols).unwrap_or(usize::MAX);
+    (codes, 4 * format.row_scales(cols))
+}
+
+/// A matrix that was quantised: codes and scales.
+#[derive(Debug)]
+pub(super) struct Quantised {
+    pub bytes: Vec<u8>,
+    pub scales: Vec<u8>,
+}
+
+/// A matrix that is going to be.
+#[derive(Debug)]
+pub(super) struct Plan<'a> {
+    stored: Stored<'a>,
+    rows: Rows,
+    packing: Packing,
+    result: Arc<OnceLock<Quantised>>,
+}
+
+impl<'a> Plan<'a> {
+    /// `None` for what stays as it is: routers, and what is packed already.
+    pub fn new(stored: Stored<'a>, rows: usize, cols: usize, dense: Packing) -> Option<Plan<'a>> {
+        let float = matches!(
+            stored.format,
+            Format::F32 | Format::F16 | Format::Bf16 | Format::Fp8Block
+        );
+        Some(Plan {
+            packing: packing_of(stored.tensor.name, dense).filter(|_| float)?,
+            rows: Rows {
+                format: stored.format,
+                rows,
+                cols,
+            },
+            stored,
+            result: Arc::default(),
+        })
+    }
+
+    /// What it becomes.
+    pub fn format(&self) -> Format {
+        self.packing.format(self.rows.cols)
+    }
+
+    /// Bytes of codes and scales.
+    pub fn bytes(&self) -> u64 {
+        let (row, scale_row) = row_bytes(self.format(), self.rows.cols);
+        (self.rows.rows as u64).saturating_mul((row + scale_row) as u64)
+    }
+
+    /// Bytes that are read for it.
+    pub fn bytes_to_read(&self) -> u64 {
+        self.stored.tensor.bytes + self.stored.scales.map_or(0, |scales| scales.bytes)
+    }
+
+    /// Where it will be.
+    pub fn result(&self) -> Arc<OnceLock<Quantised>> {
+        self.result.clone()
+    }
+}
+
+/// Reads and quantises matrices, one after the other, in blocks of rows, a block a thread at a time. `heard` is told the bytes
+/// that were read.
+///
+/// # Errors
+/// A failing read, and a weight that is infinite or NaN.
+pub(super) fn read(
+    shards: &Shards,
+    pool: &Pool,
+    plans: &[Plan<'_>],
+    heard: &(dyn Fn(u64) + Sync),
+) -> Result<(), WeightError> {
+    let blocks: Mutex<Vec<Block>> = Mutex::new(Vec::new());
+    for plan in plans {
+        // Nobody else sets it: a loader finishes once.
+        let _ = plan.result.set(read_one(shards, pool, plan, &blocks)?);
+        heard(plan.bytes_to_read());
+    }
+    Ok(())
+}
+
+fn read_one(
+    shards: &Shards,
+    pool: &Pool,
+    plan: &Plan<'_>,
+    blocks: &Mutex<Vec<Block>>,
+) -> Result<Quantised, WeightError> {
+    let Plan {
+        stored,
+        rows: source,
+        packing,
+        ..
+    } = plan;
+    let (row, scale_row) = row_bytes(plan.format(), source.cols);
+    // No larger than a tensor that the index has found in a file.
+    let mut made = Quantised {
+        bytes: vec![0; source.rows * row],
+        scales: vec![0; source.rows * scale_row],
+    };
+    let per_block = source.block_rows();
+    let codes = made.bytes.chunks_mut((per_block * row).max(1));
+    let scales = made.scales.chunks_mut((per_block * scale_row).max(1));
+    let mut parts: Vec<_> = codes.zip(scales).collect();
+    let (failed, error) = (AtomicBool::new(false), Mutex::new(None));
+    pool.run_chunks(&mut parts, 1, &|i, part| {
+        if failed.load(Ordering::Relaxed) {
+            return;
+        }
+        let lock = || blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut block = lock().pop().unwrap_or_default();
+        let piece = |piece, at, buf: &mut [u8]| match (piece, &stored.scales) {
+            (Piece::Scales, Some(scales)) => shards.read_part(scales, at, buf, Cache::Drop),
+            _ => shards.read_part(&stored.tensor, at, buf, Cache::Drop),
+        };
+        match source.convert(source.block(i), Some(*packing), piece, &mut block) {
+            Ok(()) => {
+                let (codes, scales) = &mut part[0];
+                codes.copy_from_slice(&block.codes);
+                scales.copy_from_slice(&block.scales);
+            }
+            Err(e) => {
+                failed.store(true, Ordering::Relaxed);
+                let e = match e {
+                    RowsError::Read(e) => e.into(),
+                    RowsError::NotFinite(source) => WeightError::NotFinite {
+                        name: stored.tensor.name.into(),
+                        source,
+                    },
+                };
+                let mut first = error.lock().unwrap_or_else(PoisonError::into_inner);
+                first.get_or_insert(e);
+            }
+        }
+        lock().push(block);
+    });
+    match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(made),
+    }
+}

@@ -1,0 +1,263 @@
+//! Conversions that end early, and directories that are not what they should be.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::broken::Broken;
+use crate::child::{error_of, finish, json_of, stderr};
+use crate::common::Saved;
+use crate::convert::{convert, shards};
+
+/// Many shards: many moments to be killed at.
+const SMALL: [&str; 2] = ["--shard-size", "6KiB"];
+
+fn content(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let read = |path: PathBuf| {
+        let name = path.file_name().unwrap().into();
+        (name, fs::read(&path).unwrap())
+    };
+    shards(dir).into_iter().map(read).collect()
+}
+
+/// What an undisturbed conversion writes.
+fn undisturbed(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let output = finish(convert(&Saved::named(name).dirs, dir.path(), &SMALL));
+    assert!(output.status.success(), "{}", stderr(&output));
+    content(dir.path())
+}
+
+/// Runs it, and kills it as soon as there are `finished` shards.
+fn kill_at(mut command: Command, out: &Path, finished: usize) {
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        let enough = out.exists() && shards(out).len() >= finished;
+        if enough || start.elapsed() > Duration::from_secs(20) {
+            // SIGKILL: it can do nothing about it.
+            child.kill().unwrap();
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_was_killed_goes_on() {
+    for delete in [false, true] {
+        for name in ["bf16-shared", "fp8-block"] {
+            let whole = undisturbed(name);
+            let source = Broken::copy(name);
+            let dirs = [source.path().to_path_buf()];
+            let before = content(source.path());
+            let out = tempfile::tempdir().unwrap();
+            let mut args = SMALL.to_vec();
+            args.extend(delete.then_some("--delete-source"));
+            for finished in [0, 1, whole.len() / 3, whole.len() / 2, whole.len() - 1] {
+                kill_at(convert(&dirs, out.path(), &args), out.path(), finished);
+                // Every file under a final name is whole, and whatever is left of the source is as it was.
+                for file in content(out.path()) {
+                    assert!(whole.contains(&file), "{name}: {:?}", file.0);
+                }
+                let left = content(source.path());
+                assert!(left.iter().all(|file| before.contains(file)));
+                assert!(delete || left == before);
+            }
+            let said = json_of(&finish(convert(
+                &dirs,
+                out.path(),
+                &[&args[..], &["--json"]].concat(),
+            )));
+            assert_eq!(said["shards"], whole.len());
+            assert_eq!(content(out.path()), whole, "{name}");
+            assert_eq!(shards(source.path()).is_empty(), delete);
+            let parts = fs::read_dir(out.path()).unwrap();
+            let hidden = parts.filter(|e| {
+                let name = e.as_ref().unwrap().file_name();
+                name.to_str().unwrap().ends_with(".part")
+            });
+            assert_eq!(hidden.count(), 0);
+            // With nothing of the source left there is nothing to do, and that is no error.
+            let again = finish(convert(&dirs, out.path(), &args));
+            assert!(again.status.success(), "{}", stderr(&again));
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_container_is_not_mistaken_for_a_model() {
+    let model = Saved::named("bf16-shared");
+    let out = tempfile::tempdir().unwrap();
+    assert!(
+        finish(convert(&model.dirs, out.path(), &SMALL))
+            .status
+            .success()
+    );
+    fs::remove_file(&shards(out.path())[3]).unwrap();
+    let run = crate::child::on_model("decode", &[out.path().into()], &["--prompt-ids", "3"]);
+    let error = error_of(&finish(run));
+    assert!(error.contains("incomplete"), "{error}");
+}
+
+#[test]
+fn other_options_or_another_source_are_refused() {
+    let source = Broken::copy("bf16-shared");
+    let dirs = [source.path().to_path_buf()];
+    let out = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| finish(convert(&dirs, out.path(), args));
+    assert!(run(&SMALL).status.success());
+    let removed = &shards(out.path())[1];
+    fs::remove_file(removed).unwrap();
+    for (args, named) in [
+        (&["--shard-size", "2"][..], "--shard-size"),
+        (&["--shard-size", "6KiB", "--experts", "int8"], "--experts"),
+        (&["--shard-size", "6KiB", "--mtp", "keep"], "--mtp"),
+    ] {
+        let error = error_of(&run(args));
+        assert!(error.contains(named), "{error}");
+    }
+    assert!(!removed.exists());
+    // A tensor more in a file of the source.
+    let path = &shards(source.path())[0];
+    let mut bytes = fs::read(path).unwrap();
+    let at = bytes.iter().position(|b| *b == b'"').unwrap();
+    bytes[at + 1] = b'X';
+    fs::write(path, bytes).unwrap();
+    let error = error_of(&run(&SMALL));
+    assert!(error.contains("changed"), "{error}");
+}
+
+#[test]
+fn foreign_files_are_left_alone() {
+    let model = Saved::named("bf16-shared");
+    let out = tempfile::tempdir().unwrap();
+    let run = |out: &Path| error_of(&finish(convert(&model.dirs, out, &SMALL)));
+    fs::write(out.path().join("thesis.txt"), "precious").unwrap();
+    assert!(run(out.path()).contains("not empty"));
+    fs::remove_file(out.path().join("thesis.txt")).unwrap();
+    assert!(
+        finish(convert(&model.dirs, out.path(), &SMALL))
+            .status
+            .success()
+    );
+    let shard = &shards(out.path())[2];
+    fs::write(shard, "precious").unwrap();
+    assert!(run(out.path()).contains("is not what this conversion writes"));
+    assert_eq!(fs::read(shard).unwrap(), b"precious");
+    // The source itself, under another spelling.
+    let source = Broken::copy("bf16-shared");
+    let spelt = source.path().join(".");
+    let dirs = [source.path().to_path_buf()];
+    let error = error_of(&finish(convert(&dirs, &spelt, &["--delete-source"])));
+    assert!(error.contains("directory of the checkpoint"), "{error}");
+    // Notes that somebody has edited.
+    fs::remove_file(shard).unwrap();
+    let notes = out.path().join(".convert.json");
+    let text = fs::read_to_string(&notes).unwrap();
+    for (from, to) in [
+        ("\"name\":\"model-0", "\"name\":\"../model-0"),
+        ("\"rows\":", "\"rows\":9"),
+        ("\"offset\":", "\"offset\":99999999999"),
+        ("\"file\":", "\"file\":7"),
+        ("\"shape\":[", "\"shape\":[7,"),
+        ("{", ""),
+    ] {
+        assert!(text.contains(from), "{from}");
+        fs::write(&notes, text.replacen(from, to, 1)).unwrap();
+        let error = run(out.path());
+        assert!(error.contains("notes of a conversion"), "{from}: {error}");
+    }
+}
+
+#[test]
+fn links_are_not_removed() {
+    let source = Broken::copy("bf16-shared");
+    let linked = tempfile::tempdir().unwrap();
+    fs::copy(
+        source.file("config.json"),
+        linked.path().join("config.json"),
+    )
+    .unwrap();
+    for path in source.shards() {
+        let to = linked.path().join(path.file_name().unwrap());
+        std::os::unix::fs::symlink(&path, to).unwrap();
+    }
+    let out = linked.path().join("out");
+    let dirs = [linked.path().to_path_buf()];
+    let error = error_of(&finish(convert(&dirs, &out, &["--delete-source"])));
+    assert!(error.contains("is a link"), "{error}");
+    assert_eq!(source.shards().len(), 3);
+    // Without removing anything they are as good as files.
+    assert!(finish(convert(&dirs, &out, &[])).status.success());
+}
+
+/// A small file system of its own; `None` where the tests may not mount one.
+struct Mounted(tempfile::TempDir);
+
+impl Mounted {
+    fn new(options: &str) -> Option<Mounted> {
+        let dir = tempfile::tempdir().unwrap();
+        let status = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+            .arg(dir.path())
+            .stderr(Stdio::null())
+            .status();
+        let mounted = status.is_ok_and(|status| status.success());
+        if !mounted {
+            println!("skipped: no right to mount a file system");
+        }
+        mounted.then(|| Mounted(dir))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_disk_that_is_too_small_is_refused_with_numbers() {
+    let Some(disk) = Mounted::new("size=100k") else {
+        return;
+    };
+    let out = disk.0.path().join("out");
+    let model = Saved::named("bf16-shared");
+    let error = error_of(&finish(convert(&model.dirs, &out, &[])));
+    for part in ["100.0 KiB free", "207.8 KiB are needed", "--delete-source"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(!out.exists());
+}
+
+#[test]
+fn a_disk_that_is_full_in_the_middle_leaves_nothing_half_done() {
+    // As many bytes as one likes, and few files: full is full.
+    let Some(disk) = Mounted::new("size=50m,nr_inodes=16") else {
+        return;
+    };
+    let out = disk.0.path().join("out");
+    let model = Saved::named("bf16-shared");
+    let error = error_of(&finish(convert(&model.dirs, &out, &SMALL)));
+    assert!(error.contains("No space left"), "{error}");
+    let whole = undisturbed("bf16-shared");
+    let done = content(&out);
+    assert!(!done.is_empty() && done.iter().all(|file| whole.contains(file)));
+    let names = fs::read_dir(&out).unwrap().map(|e| e.unwrap().file_name());
+    assert!(
+        names
+            .into_iter()
+            .all(|name| !name.to_str().unwrap().ends_with(".part"))
+    );
+    // With room it goes on.
+    let remount = Command::new("mount")
+        .args(["-o", "remount,nr_inodes=1000"])
+        .arg(disk.0.path())
+        .status();
+    if remount.is_ok_and(|status| status.success()) {
+        assert!(finish(convert(&model.dirs, &out, &SMALL)).status.success());
+        assert_eq!(content(&out), whole);
+    }
+}
