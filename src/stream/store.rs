@@ -226,8 +226,8 @@ impl ExpertStore {
     /// # Errors
     /// When a tensor's place in its file is impossible.
     pub fn pin(&mut self, history: &Usage, share: f64) -> Result<(), StreamError> {
-        /// Share of the experts of a token that the next one uses, too: 23% to 41% in GLM-5.2.
-        const REPEATED: f32 = 0.3;
+        /// A token uses 23% to 41% of the experts of the one before it (GLM-5.2), and the history may be of another subject.
+        const SURE: f32 = 0.5;
         let kept = |kept: &usize| (*kept as f64 * share.clamp(0.0, 1.0)) as usize;
         let mut room: Vec<usize> = self.kept.iter().map(kept).collect();
         let mut pinned = Vec::new();
@@ -237,7 +237,7 @@ impl ExpertStore {
         for (layer, expert, rate) in history.hottest() {
             let key = Key { layer, expert };
             let room = &mut room[usize::from(self.files.class(key))];
-            if *room > 0 && (pinned.len() < spare || rate >= REPEATED) {
+            if *room > 0 && (pinned.len() < spare || rate >= SURE) {
                 *room -= 1;
                 pinned.push(key);
             }

@@ -128,8 +128,8 @@ fn history_and_pins() {
             command.env_remove("COLIBRI_NO_USAGE");
         };
         let settings: [&[&str]; 5] = [
-            &["--cache-slots", "3"],
-            &["--cache-slots", "3", "--pin-share", "100%"],
+            &["--cache-slots", "6"],
+            &["--cache-slots", "6", "--pin-share", "100%"],
             &[
                 "--cache-slots",
                 "2",
@@ -147,8 +147,8 @@ fn history_and_pins() {
             assert_eq!(tokens, expected.1, "{name} {settings:?}");
             // Before it, the same settings have scored.
             assert_eq!(stats["usage_runs"], 2 * run + 1);
-            let pins = stats["pinned"].as_u64().unwrap() > 0;
-            assert_eq!(pins, !settings.contains(&"0"), "{name} {settings:?}");
+            let pinned = stats["pinned"].as_u64().unwrap();
+            assert_eq!(pinned > 0, !settings.contains(&"0"), "{name} {settings:?}");
         }
     }
 }

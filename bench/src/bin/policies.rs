@@ -140,11 +140,11 @@ fn policies() -> Vec<(String, Policy)> {
         for (pinned, hot, pins) in [
             (0.25, 0.0, Shares::Equal),
             (0.25, 0.0, Shares::Global),
-            (0.25, 0.3, Shares::Global),
+            (0.25, 0.5, Shares::Global),
             (0.5, 0.0, Shares::Global),
-            (0.5, 0.3, Shares::Global),
+            (0.5, 0.5, Shares::Global),
             (0.75, 0.0, Shares::Global),
-            (0.75, 0.3, Shares::Global),
+            (0.75, 0.5, Shares::Global),
         ] {
             let policy = Policy {
                 pinned,
