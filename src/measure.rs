@@ -91,7 +91,7 @@ pub fn read(
         bytes: load.slab_bytes as usize,
         count: load.slabs,
     };
-    let mut engine = Engine::new(files, &[class], load.engine)?;
+    let mut engine = Engine::on_caller(files, &[class], load.engine)?;
     // At depth 1 the time for warming up would not reach all of it.
     engine.populate();
     for slab in 0..engine.slabs() {
@@ -102,7 +102,7 @@ pub fn read(
     let mut begin: Option<(Instant, Duration, Stats)> = None;
     let mut tick = start;
     loop {
-        // Everything that has happened, and then one flush: a wake-up of the ring thread for each would cost more than it reads.
+        // Everything that is known to have happened, and then one flush: an entry into the kernel.
         let mut event = Some(engine.wait()?);
         while let Some(happened) = event {
             match happened {

@@ -1,7 +1,6 @@
 //! Scheduler and device together, driven by whichever thread owns them.
 
 use std::io;
-use std::time::Duration;
 
 use crate::device::{Completion, Device};
 use crate::schedule::{Event, Scheduler};
@@ -74,9 +73,9 @@ impl<D: Device> Driver<D> {
         Ok(())
     }
 
-    /// The device's time.
-    pub fn now(&self) -> Duration {
-        self.device.now()
+    /// Whether the device has to catch up with a clock.
+    pub(crate) fn behind(&self) -> bool {
+        self.device.behind()
     }
 
     /// New requests are about to be pushed.

@@ -15,6 +15,7 @@ mod error;
 pub mod extent;
 pub mod file;
 pub mod headers;
+mod inline;
 pub mod limits;
 mod options;
 mod pin;

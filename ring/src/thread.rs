@@ -9,14 +9,12 @@ use std::thread::JoinHandle;
 
 use crate::arena::Arena;
 use crate::command::{self, Command, Link};
-use crate::device::{Device, EngineKind, Waker};
+use crate::device::{self, Device, Waker};
 use crate::driver::Driver;
 use crate::error::EngineError;
 use crate::options::Options;
-use crate::pread::Pread;
 use crate::replica::Files;
 use crate::schedule::{Event, Scheduler};
-use crate::uring::Uring;
 
 /// Commands on their way to the ring thread.
 #[derive(Default)]
@@ -77,38 +75,16 @@ impl RingThread {
         let run = move || {
             // Ends the waits of the owner in every case, a panic included.
             let _stopped = Stopped(for_thread.clone());
-            let room = scheduler.max_in_flight();
-            let threads = (scheduler.drives() * options.depth()).clamp(1, MAX_PREAD_THREADS);
-            let (kind, batch) = (options.kind, options.batch_bytes);
-            if kind != EngineKind::Pread {
-                match Uring::new(arena.clone(), files.clone(), room) {
-                    Ok(device) => {
-                        let _ = report.send(Ok(("uring", device.waker())));
-                        return serve(Driver::new(device, scheduler, batch), &for_thread);
-                    }
-                    Err(source) => {
-                        let error = EngineError::Device {
-                            device: "io_uring",
-                            source,
-                        };
-                        if kind == EngineKind::Uring {
-                            let _ = report.send(Err(error));
-                            return;
-                        }
-                        tracing::warn!("{error}; reading with pread");
-                    }
+            match device::open(&files, arena, &scheduler, options) {
+                Ok((name, device)) => {
+                    let _ = report.send(Ok((name, device.waker())));
+                    serve(
+                        Driver::new(device, scheduler, options.batch_bytes),
+                        &for_thread,
+                    );
                 }
-            }
-            match Pread::new(arena, files, threads) {
-                Ok(device) => {
-                    let _ = report.send(Ok(("pread", device.waker())));
-                    serve(Driver::new(device, scheduler, batch), &for_thread);
-                }
-                Err(source) => {
-                    let _ = report.send(Err(EngineError::Device {
-                        device: "pread",
-                        source,
-                    }));
+                Err(error) => {
+                    let _ = report.send(Err(error));
                 }
             }
         };
@@ -193,9 +169,6 @@ impl Drop for RingThread {
         }
     }
 }
-
-/// The most reads at once where each takes a thread.
-const MAX_PREAD_THREADS: usize = 64;
 
 /// Tells the engine's owner that the ring thread has ended, however it does.
 struct Stopped(Arc<Shared>);
