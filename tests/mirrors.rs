@@ -38,7 +38,8 @@ impl Bench {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
             colibri.env_remove(name);
         }
-        colibri.env_remove("RUST_LOG").arg("decode");
+        colibri.env_remove("RUST_LOG").env("COLIBRI_NO_USAGE", "1");
+        colibri.arg("decode");
         colibri.arg("--model").arg(self.model());
         for mirror in mirrors {
             colibri.arg("--mirror").arg(mirror);

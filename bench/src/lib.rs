@@ -4,3 +4,4 @@
 pub mod binary;
 pub mod fio;
 pub mod lab;
+pub mod policies;

@@ -16,23 +16,27 @@ use crate::extent::{Chunk, PARTS};
 use crate::pin::Pinned;
 use crate::replica::{Files, Replica, Route, Stats};
 
-/// Why a read is wanted. Every waiting demand read goes before every speculative one.
+/// Why a read is wanted. Every waiting demand read goes before every speculative one, and that before every preload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
     /// Somebody waits for it.
     Demand,
     /// It may be wanted soon.
     Speculative,
+    /// It will be wanted some time, and may take what the drives have left.
+    Preload,
 }
 
 impl Priority {
+    const ALL: [Priority; 3] = [Priority::Demand, Priority::Speculative, Priority::Preload];
+
     /// Reads of this priority may fill a `1 / share` of a drive's window. A demand that comes up waits until what is at the
     /// drive has been read, so speculation gets a quarter: against a full window of guesses, decoding with
     /// guesses went from 0.6 to 0.96 times the speed without.
     pub(crate) fn share(self) -> u64 {
         match self {
             Priority::Demand => 1,
-            Priority::Speculative => 4,
+            Priority::Speculative | Priority::Preload => 4,
         }
     }
 }
@@ -127,7 +131,7 @@ pub struct Scheduler {
     drives: Vec<Drive>,
     jobs: Vec<Option<Job>>,
     /// Slabs with waiting chunks, first come first served, by [`Priority`].
-    queues: [VecDeque<SlabId>; 2],
+    queues: [VecDeque<SlabId>; 3],
     /// Bytes of everything that is not at a device.
     waiting_bytes: u64,
     flights: Vec<Option<InFlight>>,
@@ -273,9 +277,9 @@ impl Scheduler {
             return;
         };
         job.dropped = false;
-        if job.priority == Priority::Speculative {
-            job.priority = Priority::Demand;
-            self.queues[Priority::Speculative as usize].retain(|s| *s != slab);
+        if job.priority != Priority::Demand {
+            let before = std::mem::replace(&mut job.priority, Priority::Demand);
+            self.queues[before as usize].retain(|s| *s != slab);
             self.queues[Priority::Demand as usize].push_back(slab);
         }
     }
@@ -292,7 +296,7 @@ impl Scheduler {
     /// The next read, if a drive has room for one that it has a copy for. Of the drives that could do it, it goes to the one
     /// that will have finished it first.
     pub fn next(&mut self, now: Duration) -> Option<Op> {
-        for priority in [Priority::Demand, Priority::Speculative] {
+        for priority in Priority::ALL {
             if !self
                 .drives
                 .iter()

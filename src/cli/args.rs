@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_ring::engine::EngineKind;
 use colibri_ring::replica::DirectMode;
@@ -53,6 +54,12 @@ pub struct ModelArgs {
     /// Compute threads [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS")]
     pub threads: Option<u16>,
+    /// Share of the slabs, like 0.25 or 25%, in which the experts that earlier runs used most stay from the start
+    #[arg(long, value_name = "SHARE", default_value = "25%", value_parser = share, env = "COLIBRI_PIN_SHARE")]
+    pub pin_share: f64,
+    /// Neither read nor write .coli_usage in the model's first directory, which says what earlier runs used
+    #[arg(long, env = "COLIBRI_NO_USAGE", value_parser = FalseyValueParser::new())]
+    pub no_usage: bool,
     /// Quantise float and FP8 weights that stay in memory as they are loaded: 8 is int8, 4 is int4-g64, 2 is int2; the
     /// embedding and the head become int8 [default: as they are stored]
     #[arg(long, value_name = "8|4|2", value_enum, env = "COLIBRI_DENSE_BITS")]
@@ -158,6 +165,18 @@ impl From<DirectArg> for DirectMode {
             DirectArg::On => DirectMode::On,
             DirectArg::Off => DirectMode::Off,
         }
+    }
+}
+
+/// A share from 0 to 1, also as a percentage.
+fn share(text: &str) -> Result<f64, String> {
+    let (number, unit) = match text.strip_suffix('%') {
+        Some(number) => (number, 0.01),
+        None => (text, 1.0),
+    };
+    match number.trim().parse::<f64>() {
+        Ok(n) if (0.0..=1.0).contains(&(n * unit)) => Ok(n * unit),
+        _ => Err("a share is from 0 to 1, or from 0% to 100%".to_owned()),
     }
 }
 
@@ -268,6 +287,22 @@ mod tests {
         assert_eq!(" 3, 14\n159 ".parse(), Ok(Ids(vec![3, 14, 159])));
         for text in ["", ",", "3,x", "-1", "4294967296", "1.5"] {
             assert!(text.parse::<Ids>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn shares_are_fractions_or_percentages() {
+        for (text, expected) in [
+            ("0", 0.0),
+            ("0.25", 0.25),
+            ("25%", 0.25),
+            ("100%", 1.0),
+            ("1", 1.0),
+        ] {
+            assert_eq!(share(text), Ok(expected), "{text}");
+        }
+        for text in ["", "%", "-0.1", "1.5", "101%", "nan", "half"] {
+            assert!(share(text).is_err(), "{text}");
         }
     }
 

@@ -19,3 +19,4 @@ mod sandbox;
 mod simulate;
 mod synth;
 mod usage;
+mod usage_history;
