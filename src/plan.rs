@@ -96,6 +96,19 @@ pub enum PlanError {
         /// What can be done.
         advice: &'static str,
     },
+    /// Not even the fewest slabs with which something can be read fit.
+    #[error(
+        "{slabs} slabs of {} for reading do not fit into the {} of memory that are available",
+        size(*slab_bytes), size(*available)
+    )]
+    NoSlabs {
+        /// How many it takes at least.
+        slabs: usize,
+        /// Bytes of one.
+        slab_bytes: u64,
+        /// What there is, in bytes.
+        available: u64,
+    },
     /// `/proc/meminfo` could not be read or understood.
     #[error("cannot tell how much memory is available: {0}")]
     Unknown(String),
@@ -148,6 +161,33 @@ pub fn plan(
         slots,
         budget,
     })
+}
+
+/// How many slabs of `slab_bytes` bytes to read into, for commands that only read: `wanted`, or as many as there is memory for.
+///
+/// # Errors
+/// [`PlanError::NoSlabs`] when that is fewer than `least`.
+pub fn slabs_that_fit(wanted: usize, least: usize, slab_bytes: u64) -> Result<usize, PlanError> {
+    // What is not known bounds nothing.
+    let budget = available(&Roots::default()).map_or(u64::MAX, |available| available.budget());
+    bounded(wanted, least, slab_bytes, budget)
+}
+
+fn bounded(
+    wanted: usize,
+    least: usize,
+    slab_bytes: u64,
+    available: u64,
+) -> Result<usize, PlanError> {
+    let fit = usize::try_from(available / slab_bytes.max(1)).unwrap_or(usize::MAX);
+    if fit < least {
+        return Err(PlanError::NoSlabs {
+            slabs: least,
+            slab_bytes,
+            available,
+        });
+    }
+    Ok(wanted.min(fit).max(least))
 }
 
 #[cfg(test)]
@@ -225,6 +265,14 @@ mod tests {
         };
         let error = plan(&needs(), EXPERTS, wish, 0).unwrap_err().to_string();
         assert!(error.contains("lower --cache-slots"), "{error}");
+    }
+
+    #[test]
+    fn slabs_for_reading_are_bounded_by_memory() {
+        assert_eq!(bounded(10, 2, MIB, GIB).unwrap(), 10);
+        assert_eq!(bounded(10, 2, MIB, 5 * MIB).unwrap(), 5);
+        let error = bounded(10, 6, MIB, 5 * MIB).unwrap_err().to_string();
+        assert!(error.contains("6 slabs of 1.0 MiB"), "{error}");
     }
 
     proptest! {

@@ -6,7 +6,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use colibri_ring::drive::Window;
 use colibri_ring::engine::{EngineError, EngineKind, Options};
@@ -17,6 +17,10 @@ use colibri_ring::tokio_read;
 use hdrhistogram::Histogram;
 
 use crate::measure::{self, Dice, Load, cpu_time};
+use crate::plan::{self, PlanError};
+
+mod rates;
+pub use rates::Demand;
 
 /// Why a drive could not be measured.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +47,9 @@ pub enum ProfileError {
         /// Pages found.
         cached: usize,
     },
+    /// There is no memory to read into.
+    #[error(transparent)]
+    Memory(#[from] PlanError),
     /// No file is long enough.
     #[error("no file holds a block of {block} bytes")]
     TooShort {
@@ -88,6 +95,17 @@ impl Blocks {
         match self {
             Blocks::Anywhere(len) => *len,
             Blocks::Extents(extents) => extents.iter().map(|(.., len)| *len).max().unwrap_or(0),
+        }
+    }
+}
+
+impl ProfileError {
+    /// Whether other depths and block sizes would fail in the same way.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            ProfileError::Engine(e) => matches!(e, EngineError::Device { .. }),
+            ProfileError::Direct(_) | ProfileError::Tokio(_) | ProfileError::Cached { .. } => true,
+            ProfileError::Memory(_) | ProfileError::TooShort { .. } => false,
         }
     }
 }
@@ -139,6 +157,38 @@ pub struct Outcome {
     pub cpu: Duration,
     /// Time of each read, in microseconds.
     pub latency_us: Histogram<u64>,
+}
+
+/// A run that was made.
+#[derive(Clone, Debug)]
+pub struct Measurement {
+    /// What was asked for.
+    pub run: Run,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// When it began.
+    pub start: SystemTime,
+}
+
+impl Measurement {
+    /// MiB a second.
+    pub fn mib_per_s(&self) -> f64 {
+        measure::mib_per_s(self.outcome.bytes, self.outcome.elapsed)
+    }
+
+    /// Reads a second.
+    pub fn iops(&self) -> f64 {
+        let seconds = self.outcome.elapsed.as_secs_f64();
+        self.outcome.latency_us.len() as f64 / seconds.max(f64::MIN_POSITIVE)
+    }
+
+    /// Processor seconds for each GiB read; 0 if nothing was.
+    pub fn cpu_seconds_per_gib(&self) -> f64 {
+        match self.outcome.bytes {
+            0 => 0.0,
+            bytes => self.outcome.cpu.as_secs_f64() * f64::from(1 << 30) / bytes as f64,
+        }
+    }
 }
 
 /// The files of a drive that is measured.
@@ -215,7 +265,10 @@ impl Target {
             self.drop_cached()?;
         }
         let mut draw = Draw::new(&self.files, &run.blocks)?;
-        let places = run.blocks.places(run.queue_depth);
+        let wanted = run.blocks.places(run.queue_depth);
+        // Its own rounding included, whatever the engine.
+        let place = (run.blocks.longest()).saturating_add(2 * files.align());
+        let places = plan::slabs_that_fit(wanted, run.queue_depth, place)?;
         let warm_up = (run.time / 4).min(Duration::from_millis(500));
         let kind = match run.reader {
             Reader::Uring => EngineKind::Uring,
@@ -235,8 +288,7 @@ impl Target {
                 });
             }
         };
-        let align = files.align();
-        let slab_bytes = run.blocks.longest() + 2 * align;
+        let (align, slab_bytes) = (files.align(), place);
         let load = Load {
             engine: Options {
                 kind,
@@ -252,6 +304,7 @@ impl Target {
             slab_bytes,
             warm_up,
             time: run.time,
+            watch_every: Duration::MAX,
         };
         let next = || {
             let (file, offset, len) = draw.next();

@@ -4,14 +4,17 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use colibri_ring::arena::{Class, SlabId};
 use colibri_ring::engine::{Engine, EngineError, Options};
 use colibri_ring::extent::{Layout, Range};
+use colibri_ring::file::File;
 use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica};
 use colibri_ring::schedule::{Event, Priority, ReadError};
 
-use crate::shards::Shards;
+use crate::plan::{self, PlanError};
+use crate::shards::{MirrorFile, Shards};
 
 /// Bytes that are compared at a time.
 const BLOCK: u64 = 4 << 20;
@@ -28,6 +31,9 @@ pub enum VerifyError {
     /// The engine does not run, or a primary cannot be read.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// There is no memory to read into.
+    #[error(transparent)]
+    Memory(#[from] PlanError),
 }
 
 /// What was found out about one mirror.
@@ -64,6 +70,15 @@ struct Group {
     failed: Vec<(usize, ReadError)>,
 }
 
+/// A file and what should be copies of it.
+#[derive(Clone, Debug)]
+pub struct Copies {
+    /// What they are compared with.
+    pub primary: Arc<File>,
+    /// The copies, at most one of each mirror.
+    pub copies: Vec<MirrorFile>,
+}
+
 /// Compares every file that a mirror serves, byte for byte. `progress` is told the bytes of each compared block.
 ///
 /// # Errors
@@ -74,32 +89,58 @@ pub fn verify(
     options: Options,
     mut progress: impl FnMut(u64),
 ) -> Result<Vec<Verdict>, VerifyError> {
+    let of_file = |(i, primary): (usize, &Arc<File>)| Copies {
+        primary: primary.clone(),
+        copies: shards.copies(i).to_vec(),
+    };
+    let all: Vec<Copies> = shards.files().iter().enumerate().map(of_file).collect();
+    let mirrors = shards.mirrors().len();
+    let mut verdicts = compare(&all, mirrors, direct, options, || true, &mut progress)?;
+    for difference in verdicts.iter_mut().filter_map(|v| v.difference.as_mut()) {
+        difference.tensor = tensor_at(shards, difference.file, difference.offset);
+    }
+    Ok(verdicts)
+}
+
+/// Compares files with their copies, which belong to `mirrors` mirrors, as long as `go_on` says so. Names no tensors.
+///
+/// # Errors
+/// Those of [`verify`].
+pub fn compare(
+    all: &[Copies],
+    mirrors: usize,
+    direct: DirectMode,
+    options: Options,
+    go_on: impl Fn() -> bool,
+    progress: &mut impl FnMut(u64),
+) -> Result<Vec<Verdict>, VerifyError> {
     let mut verdicts: Vec<Verdict> = Vec::new();
-    verdicts.resize_with(shards.mirrors().len(), Verdict::default);
+    verdicts.resize_with(mirrors, Verdict::default);
     // Each copy is a file of its own here: no copy may stand in for another.
     let mut list = Vec::new();
     let mut first = Vec::new();
-    for (i, primary) in shards.files().iter().enumerate() {
+    for Copies { primary, copies } in all {
         first.push(list.len() as u32);
-        let copies = shards.copies(i).iter().map(|copy| &copy.file);
+        let copies = copies.iter().map(|copy| &copy.file);
         for (source, file) in std::iter::once(primary).chain(copies).enumerate() {
             let file = file.clone();
             list.push(vec![Replica::new(file, source)]);
         }
     }
     let files = Files::new(list, direct)?;
-    let copies = 1 + shards.mirrors().len();
+    let copies = 1 + mirrors;
+    let slab_bytes = BLOCK + 2 * files.align();
     let class = Class {
-        bytes: (BLOCK + 2 * files.align()) as usize,
-        count: AHEAD * copies,
+        bytes: slab_bytes as usize,
+        count: plan::slabs_that_fit(AHEAD * copies, copies, slab_bytes)?,
     };
     let mut engine = Engine::new(&files, &[class], options)?;
     let mut free: Vec<SlabId> = (0..engine.slabs() as u32).map(SlabId).collect();
     let mut groups: VecDeque<Group> = VecDeque::new();
-    let mut blocks = blocks(shards).peekable();
-    loop {
+    let mut blocks = blocks(all).peekable();
+    while go_on() {
         while let Some(&(file, offset, len)) = blocks.peek() {
-            let mirrors: Vec<(usize, usize)> = (shards.copies(file).iter().enumerate())
+            let mirrors: Vec<(usize, usize)> = (all[file].copies.iter().enumerate())
                 .filter(|(_, copy)| verdicts[copy.mirror].difference.is_none())
                 .map(|(at, copy)| (copy.mirror, at + 1))
                 .collect();
@@ -155,7 +196,7 @@ pub fn verify(
         while groups.front().is_some_and(|group| group.missing == 0) {
             let group = groups.pop_front().expect("there is one");
             progress(group.len * group.mirrors.len() as u64);
-            compare(shards, &engine, &group, &mut verdicts);
+            compare_group(&engine, &group, &mut verdicts);
             free.push(group.primary);
             engine.release(group.primary);
             for (mirror, slab) in &group.mirrors {
@@ -164,9 +205,10 @@ pub fn verify(
                     engine.release(*slab);
                 }
             }
-            note_failures(shards, group, &mut verdicts);
+            note_failures(group, &mut verdicts);
         }
     }
+    Ok(verdicts)
 }
 
 /// Bytes that [`verify`] compares, each mirror counted.
@@ -176,9 +218,9 @@ pub fn bytes_to_compare(shards: &Shards) -> u64 {
 }
 
 /// All blocks of all files: file, offset, length.
-fn blocks(shards: &Shards) -> impl Iterator<Item = (usize, u64, u64)> {
-    (shards.files().iter().enumerate()).flat_map(|(i, file)| {
-        let size = file.size();
+fn blocks(all: &[Copies]) -> impl Iterator<Item = (usize, u64, u64)> {
+    (all.iter().enumerate()).flat_map(|(i, copies)| {
+        let size = copies.primary.size();
         (0..size.div_ceil(BLOCK)).map(move |b| (i, b * BLOCK, BLOCK.min(size - b * BLOCK)))
     })
 }
@@ -191,7 +233,7 @@ fn group_of(groups: &mut VecDeque<Group>, slab: SlabId) -> &mut Group {
         .expect("every read belongs to a group")
 }
 
-fn compare(shards: &Shards, engine: &Engine, group: &Group, verdicts: &mut [Verdict]) {
+fn compare_group(engine: &Engine, group: &Group, verdicts: &mut [Verdict]) {
     let primary = engine.payload(group.primary, 0);
     for &(mirror, slab) in &group.mirrors {
         let verdict = &mut verdicts[mirror];
@@ -214,20 +256,20 @@ fn compare(shards: &Shards, engine: &Engine, group: &Group, verdicts: &mut [Verd
         verdict.difference = Some(Difference {
             file: group.file,
             offset,
-            tensor: tensor_at(shards, group.file, offset),
+            tensor: None,
             unreadable: None,
         });
     }
 }
 
-fn note_failures(shards: &Shards, group: Group, verdicts: &mut [Verdict]) {
+fn note_failures(group: Group, verdicts: &mut [Verdict]) {
     for (mirror, error) in group.failed {
         let difference = &mut verdicts[mirror].difference;
         if difference.is_none() {
             *difference = Some(Difference {
                 file: group.file,
                 offset: group.offset,
-                tensor: tensor_at(shards, group.file, group.offset),
+                tensor: None,
                 unreadable: Some(error),
             });
         }

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use assert_cmd::Command;
+use base64::Engine as _;
 use colibri_uring::shards::Shards;
+use hdrhistogram::serialization::Deserializer;
+use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 use serde_json::Value;
 
 fn fixture() -> PathBuf {
@@ -79,6 +82,72 @@ fn bench_compares_each_alone_with_all_together() {
     let output = mirror("bench", &[copy.path()], &args[..2]);
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.contains("of the sum"), "{table}");
+}
+
+/// A report that needs nothing else, and a log whose tags and counts can be read back.
+fn check_outputs(report: &Path, hlog: &Path, wanted: &[&str], runs: usize) {
+    let html = fs::read_to_string(report).unwrap();
+    assert!(html.starts_with("<!doctype html>") && html.len() < 2 << 20);
+    for outside in ["http:", "https:", "<link", "src=", "@import"] {
+        assert!(!html.contains(outside), "{outside}");
+    }
+    for text in wanted {
+        assert!(html.contains(text), "{text}");
+    }
+    assert_eq!(html.matches("<svg").count(), html.matches("</svg>").count());
+    let log = fs::read(hlog).unwrap();
+    let mut tags = std::collections::BTreeSet::new();
+    for entry in IntervalLogIterator::new(&log) {
+        let LogEntry::Interval(interval) = entry.unwrap() else {
+            continue;
+        };
+        tags.insert(interval.tag().unwrap().as_str().to_owned());
+        let bytes = base64::engine::general_purpose::STANDARD
+            .decode(interval.encoded_histogram())
+            .unwrap();
+        let histogram: hdrhistogram::Histogram<u64> =
+            Deserializer::new().deserialize(&mut &bytes[..]).unwrap();
+        assert!(
+            !histogram.is_empty() && histogram.max() >= 1000,
+            "nanoseconds"
+        );
+        assert!((interval.max() - histogram.max() as f64 / 1e6).abs() < 0.01);
+    }
+    assert_eq!(tags.len(), runs, "{tags:?}");
+}
+
+#[test]
+fn bench_writes_a_report_and_the_histograms() {
+    let copy = copied();
+    let (report, hlog) = (copy.path().join("r.html"), copy.path().join("r.hlog"));
+    let files = [report.to_str().unwrap(), hlog.to_str().unwrap()];
+    let args = ["--seconds", "0.1", "--report", files[0], "--hlog", files[1]];
+    let output = mirror("bench", &[copy.path()], &args);
+    assert!(output.status.success());
+    check_outputs(&report, &hlog, &["all together", "of the sum", "Kernel"], 3);
+    let args = ["--seconds", "0.1", "--report", "/no/such/directory"];
+    let output = mirror("bench", &[copy.path()], &args);
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn pinned_weights_are_the_shares() {
+    let copy = copied();
+    let args = ["--seconds", "0.3", "--json", "--mirror-weights", "3,1"];
+    let output = mirror("bench", &[copy.path()], &args);
+    let shares = &json(&output)["combined"]["shares"];
+    // So small a model ends before the slack between drives does not matter any more.
+    assert!(
+        shares[0].as_f64().unwrap() > shares[1].as_f64().unwrap(),
+        "{shares}"
+    );
+    let args = ["--seconds", "0.1", "--json", "--mirror-weights", "1,0"];
+    let output = mirror("bench", &[copy.path()], &args);
+    assert_eq!(json(&output)["combined"]["shares"][1], 0.0);
+    for wrong in ["1", "1,1,1", "0,0", "1,x"] {
+        let output = mirror("bench", &[copy.path()], &["--mirror-weights", wrong]);
+        assert_eq!(output.status.code(), Some(2), "{wrong}");
+    }
 }
 
 #[test]
@@ -161,6 +230,7 @@ fn profile_measures_every_engine() {
         "0.05",
         "--queue-depth",
         "3",
+        "1",
         "--json",
     ];
     let output = run(&args);
@@ -183,18 +253,39 @@ fn profile_measures_every_engine() {
         ] {
             assert!(!run[key].is_null(), "{key}");
         }
-        assert_eq!(run["queue_depth"], 3);
+        assert!(run["queue_depth"] == 3 || run["queue_depth"] == 1);
         assert!(run["bytes"].as_u64().unwrap() > 0);
         let latency = &run["latency_us"];
         assert_eq!(keys(latency), ["max", "p50", "p90", "p99", "p999"]);
         assert!(latency["max"].as_u64() >= latency["p50"].as_u64());
     }
-    let output = run(&args[..args.len() - 1]);
+    let tokens = &report["tokens_per_second"];
+    assert!(tokens["cold"].as_f64().unwrap() > 0.0);
+    // So small a model is kept whole.
+    assert_eq!(tokens["cached_experts"], tokens["experts"]);
+    assert_eq!(tokens["cached"], Value::Null);
+    let (html, hlog) = (model.path().join("r.html"), model.path().join("r.hlog"));
+    let mut args = args[..args.len() - 1].to_vec();
+    args.extend([
+        "--report",
+        html.to_str().unwrap(),
+        "--hlog",
+        hlog.to_str().unwrap(),
+    ]);
+    let output = run(&args);
+    let text = String::from_utf8(output.stdout).unwrap();
     assert!(
-        String::from_utf8(output.stdout)
-            .unwrap()
-            .contains("tokens a second")
+        text.contains("tokens a second") && text.contains("page cache"),
+        "{text}"
     );
+    let wanted = [
+        "tokens a second",
+        "Kernel",
+        "percentile",
+        "3 at once",
+        "page cache",
+    ];
+    check_outputs(&html, &hlog, &wanted, runs.len());
 }
 
 #[test]

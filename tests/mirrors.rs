@@ -38,7 +38,8 @@ impl Bench {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
             colibri.env_remove(name);
         }
-        colibri.env_remove("RUST_LOG").arg("decode");
+        colibri.env_remove("RUST_LOG").env("COLIBRI_NO_USAGE", "1");
+        colibri.arg("decode");
         colibri.arg("--model").arg(self.model());
         for mirror in mirrors {
             colibri.arg("--mirror").arg(mirror);
@@ -180,6 +181,24 @@ fn missing_and_different_files_stay_on_the_primary_with_a_warning_each() {
         fs::remove_dir_all(&mirror).unwrap();
         copy(&bench.model(), &mirror);
     }
+}
+
+#[test]
+fn the_directory_of_another_model_is_one_warning() {
+    let bench = Bench::new(1);
+    let mirror = bench.mirror(0);
+    for shard in shards(&mirror) {
+        fs::write(shard, "something else").unwrap();
+    }
+    let warnings = warnings(&bench.run(&[&mirror]));
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    let count = shards(&mirror).len();
+    let wanted = format!("{count} of {count} files are not used as mirrors, the first is");
+    assert!(warnings[0].contains(&wanted), "{warnings:?}");
+    assert!(
+        warnings[0].contains("14 bytes, the primary has"),
+        "{warnings:?}"
+    );
 }
 
 #[test]

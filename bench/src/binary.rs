@@ -26,7 +26,9 @@ pub fn path() -> anyhow::Result<PathBuf> {
 /// # Errors
 /// When it fails: what it said.
 pub fn json(mut command: Command) -> anyhow::Result<Value> {
+    // Runs that are compared must not learn from one another.
     let output = command
+        .env("COLIBRI_NO_USAGE", "1")
         .output()
         .with_context(|| format!("cannot run {command:?}"))?;
     let said = String::from_utf8_lossy(&output.stderr);

@@ -2,4 +2,6 @@
 //! experiments need are made by [`lab`].
 
 pub mod binary;
+pub mod fio;
 pub mod lab;
+pub mod policies;

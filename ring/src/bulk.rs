@@ -83,13 +83,19 @@ pub fn read(
             // A copy each, so that one on a faster drive takes the next piece earlier; the others where that fails.
             let mut order = (0..copies.len()).map(|i| &copies[(preferred + i) % copies.len()]);
             let mut last = None;
-            let done = order.any(|copy| match read_piece(&copy.file, offset, into, direct) {
-                Ok(()) => true,
-                Err(error) => {
-                    last = Some(error);
-                    false
-                }
-            });
+            // Of the primary: a copy that is shorter cannot serve, and must not pass for one that ends here.
+            let size = copies.first().map_or(0, |copy| copy.file.size());
+            let wanted = size.saturating_sub(offset).min(into.len() as u64) as usize;
+            let done =
+                order.any(
+                    |copy| match read_piece(&copy.file, offset, into, wanted, direct) {
+                        Ok(()) => true,
+                        Err(error) => {
+                            last = Some(error);
+                            false
+                        }
+                    },
+                );
             if done {
                 progress(into.len() as u64);
                 continue;
@@ -147,14 +153,14 @@ fn jobs<'a>(spans: &[Span], mut memory: &'a mut [u8]) -> Vec<Job<'a>> {
     jobs
 }
 
-/// Reads one piece of a file; the part of it that lies beyond the end of the file stays as it is.
+/// Reads `wanted` bytes of a file; the rest of `into` lies beyond its end and stays as it is.
 fn read_piece(
     file: &File,
     offset: u64,
     into: &mut [u8],
+    wanted: usize,
     direct: bool,
 ) -> Result<(), (u64, io::Error)> {
-    let wanted = file.size().saturating_sub(offset).min(into.len() as u64) as usize;
     let twin = if direct { file.direct().ok() } else { None };
     if let Some((fd, align)) = twin
         && let Ok(()) = pread_all(fd, offset, into, wanted, align.offset as usize)
@@ -230,7 +236,7 @@ mod tests {
         let other = vec![9; 5000];
         let files = [
             vec![file(dir.path(), "a", &bytes)],
-            // The second copy of this one is cut short: the first serves.
+            // The second copy of this one is too short: the first serves, whichever is asked first.
             vec![
                 file(dir.path(), "b", &other),
                 file(dir.path(), "c", &other[..10]),

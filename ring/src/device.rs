@@ -4,7 +4,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::arena::SlabId;
+use crate::arena::{Arena, SlabId};
+use crate::error::EngineError;
+use crate::options::Options;
+use crate::pread::Pread;
+use crate::replica::Replicas;
+use crate::schedule::Scheduler;
+use crate::uring::Uring;
 
 /// Which device reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -74,4 +80,65 @@ pub trait Device {
 
     /// How many times the kernel was entered to submit or to wait, for devices that batch.
     fn enters(&self) -> u64;
+
+    /// Whether its time is behind a clock that somebody else advances.
+    fn behind(&self) -> bool {
+        false
+    }
+}
+
+impl Device for Box<dyn Device> {
+    fn submit(&mut self, op: Op) {
+        (**self).submit(op);
+    }
+
+    fn wait(&mut self, min: usize, ended: &mut Vec<Completion>) -> io::Result<()> {
+        (**self).wait(min, ended)
+    }
+
+    fn now(&self) -> Duration {
+        (**self).now()
+    }
+
+    fn waker(&self) -> Waker {
+        (**self).waker()
+    }
+
+    fn enters(&self) -> u64 {
+        (**self).enters()
+    }
+
+    fn behind(&self) -> bool {
+        (**self).behind()
+    }
+}
+
+/// The most reads at once where each takes a thread.
+const MAX_PREAD_THREADS: usize = 64;
+
+/// The device of an engine, with its name. A ring belongs to the thread that makes it.
+pub(crate) fn open(
+    files: &Arc<[Replicas]>,
+    arena: Arc<Arena>,
+    scheduler: &Scheduler,
+    options: Options,
+) -> Result<(&'static str, Box<dyn Device>), EngineError> {
+    let failed = |device, source| EngineError::Device { device, source };
+    if options.kind != EngineKind::Pread {
+        match Uring::new(arena.clone(), files.clone(), scheduler.max_in_flight()) {
+            Ok(device) => return Ok(("uring", Box::new(device))),
+            Err(source) => {
+                let error = failed("io_uring", source);
+                if options.kind == EngineKind::Uring {
+                    return Err(error);
+                }
+                tracing::warn!("{error}; reading with pread");
+            }
+        }
+    }
+    let threads = (scheduler.drives() * options.depth()).clamp(1, MAX_PREAD_THREADS);
+    match Pread::new(arena, files.clone(), threads) {
+        Ok(device) => Ok(("pread", Box::new(device))),
+        Err(source) => Err(failed("pread", source)),
+    }
 }

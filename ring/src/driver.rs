@@ -1,7 +1,6 @@
 //! Scheduler and device together, driven by whichever thread owns them.
 
 use std::io;
-use std::time::Duration;
 
 use crate::device::{Completion, Device};
 use crate::schedule::{Event, Scheduler};
@@ -43,18 +42,28 @@ impl<D: Device> Driver<D> {
     /// # Errors
     /// When the device's kernel interface fails.
     pub fn step(&mut self, wait: bool, events: &mut Vec<Event>) -> io::Result<()> {
-        let now = self.device.now();
-        while let Some(op) = self.scheduler.next(now) {
-            self.device.submit(op);
-        }
-        if wait && self.scheduler.in_flight() == 0 {
-            return Ok(());
-        }
+        self.fill();
         let min = if wait {
             self.completions_to_wait_for()
         } else {
             0
         };
+        if wait && min == 0 {
+            return Ok(());
+        }
+        self.wait(min, events)
+    }
+
+    /// Fills every drive's window.
+    pub(crate) fn fill(&mut self) {
+        let now = self.device.now();
+        while let Some(op) = self.scheduler.next(now) {
+            self.device.submit(op);
+        }
+    }
+
+    /// Waits for `min` completions and hands them to the scheduler.
+    pub(crate) fn wait(&mut self, min: usize, events: &mut Vec<Event>) -> io::Result<()> {
         self.device.wait(min, &mut self.ended)?;
         let now = self.device.now();
         for ended in self.ended.drain(..) {
@@ -64,9 +73,9 @@ impl<D: Device> Driver<D> {
         Ok(())
     }
 
-    /// The device's time.
-    pub fn now(&self) -> Duration {
-        self.device.now()
+    /// Whether the device has to catch up with a clock.
+    pub(crate) fn behind(&self) -> bool {
+        self.device.behind()
     }
 
     /// New requests are about to be pushed.
@@ -74,10 +83,13 @@ impl<D: Device> Driver<D> {
         self.batches += 1;
     }
 
-    /// One, as long as the entries into the kernel stay below what has been earned; beyond that, as many as carry
+    /// None if nothing is at the device. One, as long as the entries into the kernel stay below what has been earned; beyond that, as many as carry
     /// `batch_bytes` on average, so that every further entry earns itself, however small the reads are. Never more than the drive with
     /// the fewest has, so that a drive that is slow, or has stalled, keeps no other waiting.
-    fn completions_to_wait_for(&mut self) -> usize {
+    pub(crate) fn completions_to_wait_for(&mut self) -> usize {
+        if self.scheduler.in_flight() == 0 {
+            return 0;
+        }
         let read: u64 = self.scheduler.stats.sources.iter().map(|s| s.bytes).sum();
         let earned = read
             .checked_div(self.batch_bytes)

@@ -15,10 +15,12 @@ use std::sync::mpsc::channel;
 
 use crate::arena::{Arena, Class, SlabId};
 use crate::command::{Command, Link};
+use crate::device;
 use crate::extent::{Layout, PARTS};
+use crate::inline::Inline;
 use crate::replica::{Files, Replicas, Stats};
 use crate::schedule::{Event, Priority, Scheduler};
-use crate::sim::{Clock, Inline, Sim, SimDrive};
+use crate::sim::{Clock, Sim, SimDrive};
 use crate::thread::RingThread;
 
 pub use crate::device::EngineKind;
@@ -77,6 +79,23 @@ impl Engine {
         })
     }
 
+    /// An engine without a ring thread, for somebody who does nothing but read: the caller's thread drives the device, and nothing
+    /// happens but in [`Engine::wait`].
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn on_caller(
+        files: &Files,
+        classes: &[Class],
+        options: Options,
+    ) -> Result<Engine, EngineError> {
+        Engine::with_link(files, classes, options, |arena, scheduler| {
+            let (name, device) = device::open(&files.replicas, arena, &scheduler, options)?;
+            let batch = options.batch_bytes;
+            Ok(Box::new(Inline::new(name, device, scheduler, batch, false)))
+        })
+    }
+
     /// An engine that reads nothing: `drives` are simulated on `clock`, and the copy of a file that belongs to drive i
     /// of [`Replica::drive`](crate::replica::Replica) is read from `drives[i]`. Slabs hold zeros.
     ///
@@ -100,9 +119,11 @@ impl Engine {
         );
         Engine::with_link(files, classes, options, |_, scheduler| {
             Ok(Box::new(Inline::new(
+                "simulated",
                 Sim::new(drives, drive_of, clock),
                 scheduler,
                 options.batch_bytes,
+                true,
             )))
         })
     }
@@ -133,6 +154,11 @@ impl Engine {
     /// "uring", "pread" or "simulated".
     pub fn device(&self) -> &'static str {
         self.link.device()
+    }
+
+    /// Touches the memory of all slabs, which the reads would do otherwise: for measuring.
+    pub fn populate(&self) {
+        self.arena.populate();
     }
 
     /// Number of slabs.

@@ -52,6 +52,8 @@ pub struct Files {
     pub(crate) replicas: Arc<[Replicas]>,
     /// For each copy, whether its O_DIRECT descriptor is used.
     pub(crate) direct: Vec<Vec<bool>>,
+    /// By source, in what ratio bytes are read; `None`: from whichever drive has them first.
+    pub(crate) weights: Option<Vec<u32>>,
     mode: DirectMode,
     align: u64,
 }
@@ -114,9 +116,16 @@ impl Files {
         Ok(Files {
             replicas: replicas.into(),
             direct,
+            weights: None,
             mode,
             align,
         })
+    }
+
+    /// Pins the ratio of the bytes that are read from each [`Replica::source`]; a source that is not in the list, or has 0,
+    /// is read only where no other copy is left. Without it, each drive is used in proportion to its speed.
+    pub fn pin(&mut self, weights: Vec<u32>) {
+        self.weights = Some(weights);
     }
 
     /// The alignment in bytes that suits every read of every file.

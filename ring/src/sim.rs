@@ -10,11 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::command::{self, Command, Link};
 use crate::device::{Completion, Device, Op, Waker};
-use crate::driver::Driver;
-use crate::error::EngineError;
-use crate::schedule::{Event, Scheduler};
 
 /// A simulated drive. It serves one read after the other at its bandwidth; the latency is added to each and overlaps.
 #[derive(Clone, Debug)]
@@ -166,69 +162,8 @@ impl Device for Sim {
     fn enters(&self) -> u64 {
         self.waits
     }
-}
 
-/// A driver on the caller's thread.
-pub(crate) struct Inline {
-    driver: Driver<Sim>,
-    clock: Clock,
-    events: VecDeque<Event>,
-    new: Vec<Event>,
-}
-
-impl Inline {
-    pub(crate) fn new(device: Sim, scheduler: Scheduler, batch_bytes: u64) -> Inline {
-        let clock = device.clock.clone();
-        Inline {
-            driver: Driver::new(device, scheduler, batch_bytes),
-            clock,
-            events: VecDeque::new(),
-            new: Vec::new(),
-        }
-    }
-
-    /// Does everything that happened up to the clock's time.
-    fn catch_up(&mut self) -> Result<(), EngineError> {
-        loop {
-            let in_flight = self.driver.scheduler.in_flight();
-            self.step(false)?;
-            let quiet = self.driver.scheduler.in_flight() == in_flight;
-            if quiet && self.driver.now() >= self.clock.now() {
-                return Ok(());
-            }
-        }
-    }
-
-    fn step(&mut self, wait: bool) -> Result<(), EngineError> {
-        let result = self.driver.step(wait, &mut self.new);
-        self.events.extend(self.new.drain(..));
-        result.map_err(|e| EngineError::Stopped(e.to_string()))
-    }
-}
-
-impl Link for Inline {
-    fn device(&self) -> &'static str {
-        "simulated"
-    }
-
-    fn send(&mut self, commands: &mut Vec<Command>) {
-        // What was asked for earlier happened before now.
-        let _ = self.catch_up();
-        command::apply(commands, &mut self.driver, &mut self.new);
-        self.events.extend(self.new.drain(..));
-        let _ = self.catch_up();
-    }
-
-    fn receive(&mut self, wait: bool) -> Result<Option<Event>, EngineError> {
-        self.catch_up()?;
-        while wait && self.events.is_empty() {
-            if self.driver.scheduler.is_idle() {
-                return Err(EngineError::Stopped(
-                    "nothing is being read, and somebody waits".into(),
-                ));
-            }
-            self.step(true)?;
-        }
-        Ok(self.events.pop_front())
+    fn behind(&self) -> bool {
+        self.now < self.clock.now()
     }
 }

@@ -9,14 +9,12 @@ use std::thread::JoinHandle;
 
 use crate::arena::Arena;
 use crate::command::{self, Command, Link};
-use crate::device::{Device, EngineKind, Waker};
+use crate::device::{self, Device, Waker};
 use crate::driver::Driver;
 use crate::error::EngineError;
 use crate::options::Options;
-use crate::pread::Pread;
 use crate::replica::Files;
 use crate::schedule::{Event, Scheduler};
-use crate::uring::Uring;
 
 /// Commands on their way to the ring thread.
 #[derive(Default)]
@@ -27,6 +25,9 @@ struct Outbox {
     stopped: bool,
     /// The ring thread is inside the device and has to be woken through it.
     in_device: bool,
+    /// It is, and will come out at the next completion, before which it could do nothing: every window is full. Then it need
+    /// not be woken, which would cost as much as the read.
+    comes_soon: bool,
 }
 
 /// Events on their way back.
@@ -74,38 +75,16 @@ impl RingThread {
         let run = move || {
             // Ends the waits of the owner in every case, a panic included.
             let _stopped = Stopped(for_thread.clone());
-            let room = scheduler.max_in_flight();
-            let threads = (scheduler.drives() * options.depth()).clamp(1, MAX_PREAD_THREADS);
-            let (kind, batch) = (options.kind, options.batch_bytes);
-            if kind != EngineKind::Pread {
-                match Uring::new(arena.clone(), files.clone(), room) {
-                    Ok(device) => {
-                        let _ = report.send(Ok(("uring", device.waker())));
-                        return serve(Driver::new(device, scheduler, batch), &for_thread);
-                    }
-                    Err(source) => {
-                        let error = EngineError::Device {
-                            device: "io_uring",
-                            source,
-                        };
-                        if kind == EngineKind::Uring {
-                            let _ = report.send(Err(error));
-                            return;
-                        }
-                        tracing::warn!("{error}; reading with pread");
-                    }
+            match device::open(&files, arena, &scheduler, options) {
+                Ok((name, device)) => {
+                    let _ = report.send(Ok((name, device.waker())));
+                    serve(
+                        Driver::new(device, scheduler, options.batch_bytes),
+                        &for_thread,
+                    );
                 }
-            }
-            match Pread::new(arena, files, threads) {
-                Ok(device) => {
-                    let _ = report.send(Ok(("pread", device.waker())));
-                    serve(Driver::new(device, scheduler, batch), &for_thread);
-                }
-                Err(source) => {
-                    let _ = report.send(Err(EngineError::Device {
-                        device: "pread",
-                        source,
-                    }));
+                Err(error) => {
+                    let _ = report.send(Err(error));
                 }
             }
         };
@@ -130,8 +109,11 @@ impl RingThread {
     }
 
     fn wake(&self, outbox: MutexGuard<'_, Outbox>) {
-        let in_device = outbox.in_device;
+        let (in_device, comes_soon) = (outbox.in_device, outbox.comes_soon && !outbox.stop);
         drop(outbox);
+        if comes_soon {
+            return;
+        }
         if in_device {
             (self.waker)();
         } else {
@@ -188,9 +170,6 @@ impl Drop for RingThread {
     }
 }
 
-/// The most reads at once where each takes a thread.
-const MAX_PREAD_THREADS: usize = 64;
-
 /// Tells the engine's owner that the ring thread has ended, however it does.
 struct Stopped(Arc<Shared>);
 
@@ -206,6 +185,17 @@ impl Drop for Stopped {
     }
 }
 
+/// Whether nothing has come up meanwhile. From now on whoever sends something knows how the thread is woken.
+fn may_sleep<D: Device>(driver: &Driver<D>, min: usize, stop: bool, shared: &Shared) -> bool {
+    let mut outbox = lock(&shared.outbox);
+    let quiet = outbox.commands.is_empty() && outbox.stop == stop;
+    if quiet {
+        outbox.in_device = true;
+        outbox.comes_soon = min == 1 && driver.scheduler.all_full();
+    }
+    quiet
+}
+
 /// The ring thread's loop: sleeps in the device while reads are under way, on the condition variable otherwise.
 fn serve<D: Device>(mut driver: Driver<D>, shared: &Shared) {
     let mut events = Vec::new();
@@ -213,7 +203,7 @@ fn serve<D: Device>(mut driver: Driver<D>, shared: &Shared) {
     loop {
         let stop = {
             let mut outbox = lock(&shared.outbox);
-            outbox.in_device = false;
+            (outbox.in_device, outbox.comes_soon) = (false, false);
             let idle = driver.scheduler.is_idle();
             while idle && outbox.commands.is_empty() && !outbox.stop {
                 outbox = shared
@@ -222,14 +212,18 @@ fn serve<D: Device>(mut driver: Driver<D>, shared: &Shared) {
                     .unwrap_or_else(PoisonError::into_inner);
             }
             commands.append(&mut outbox.commands);
-            outbox.in_device = true;
             outbox.stop
         };
         command::apply(&mut commands, &mut driver, &mut events);
         if stop {
             driver.scheduler.drop_all(&mut events);
         }
-        let result = driver.step(true, &mut events);
+        driver.fill();
+        let min = driver.completions_to_wait_for();
+        let mut result = Ok(());
+        if min > 0 && may_sleep(&driver, min, stop, shared) {
+            result = driver.wait(min, &mut events);
+        }
         if !events.is_empty() || result.is_err() {
             let mut inbox = lock(&shared.inbox);
             inbox.events.extend(events.drain(..));

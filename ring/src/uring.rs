@@ -6,7 +6,7 @@ use std::fs::File as StdFile;
 use std::io;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use io_uring::types::{Fd, Fixed};
@@ -20,6 +20,14 @@ use crate::replica::Replicas;
 
 /// `user_data` of the poll on the eventfd that other threads wake the ring by.
 const WAKE: u64 = u64::MAX;
+
+/// What was warned about already: a process that makes a ring for each of many measurements hits the same limit each time.
+static FILES_REFUSED: Once = Once::new();
+static REGIONS_REFUSED: Once = Once::new();
+
+fn warn_once(warned: &Once, message: String) {
+    warned.call_once(|| tracing::warn!("{message}"));
+}
 
 /// io_uring, owned by the thread that made it.
 pub struct Uring {
@@ -86,7 +94,10 @@ impl Uring {
         }
         match self.ring.submitter().register_files(&fds) {
             Ok(()) => self.first_slot = Some(first_slot),
-            Err(e) => tracing::warn!("files are not registered with io_uring: {e}"),
+            Err(e) => warn_once(
+                &FILES_REFUSED,
+                format!("files are not registered with io_uring: {e}"),
+            ),
         }
     }
 
@@ -127,10 +138,10 @@ impl Uring {
                 }
                 _ => "",
             };
-            tracing::warn!(
-                "{} of {} slab regions are registered with io_uring: {e}{advice}",
-                self.registered,
-                regions.len()
+            let (some, all) = (self.registered, regions.len());
+            warn_once(
+                &REGIONS_REFUSED,
+                format!("{some} of {all} slab regions are registered with io_uring: {e}{advice}"),
             );
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use colibri_ring::arena::{Class, SlabId};
 use colibri_ring::drive::Window;
-use colibri_ring::engine::{Engine, EngineKind, Options, SlabState};
+use colibri_ring::engine::{Engine, EngineError, EngineKind, Options, SlabState};
 use colibri_ring::extent::{Layout, Range};
 use colibri_ring::file::File;
 use colibri_ring::replica::{DirectMode, Files, Replica};
@@ -34,6 +34,11 @@ fn directory() -> tempfile::TempDir {
 
 const KINDS: [EngineKind; 2] = [EngineKind::Auto, EngineKind::Pread];
 
+type Make = fn(&Files, &[Class], Options) -> Result<Engine, EngineError>;
+
+/// With a ring thread and without.
+const MAKES: [Make; 2] = [Engine::new, Engine::on_caller];
+
 fn end(engine: &mut Engine) -> Event {
     loop {
         match engine.wait().unwrap() {
@@ -58,7 +63,10 @@ fn payloads_are_the_files_bytes() {
             vec![open(&path, 0)]
         })
         .collect();
-    for kind in KINDS {
+    for (kind, make) in KINDS
+        .into_iter()
+        .flat_map(|kind| MAKES.map(|make| (kind, make)))
+    {
         for mode in [DirectMode::Auto, DirectMode::Off] {
             let files = Files::new(replicas.clone(), mode).unwrap();
             let options = Options {
@@ -70,7 +78,7 @@ fn payloads_are_the_files_bytes() {
                 bytes: 2 << 20,
                 count: 4,
             };
-            let mut engine = Engine::new(&files, &[class], options).unwrap();
+            let mut engine = make(&files, &[class], options).unwrap();
             for round in 0..40u64 {
                 for slab in 0..4u32 {
                     let n = round * 4 + u64::from(slab);
@@ -264,14 +272,17 @@ fn dropping_the_engine_drains_it() {
     let dir = directory();
     let path = dir.path().join("a.bin");
     std::fs::write(&path, pattern(8 << 20, 3)).unwrap();
-    for kind in KINDS {
+    for (kind, make) in KINDS
+        .into_iter()
+        .flat_map(|kind| MAKES.map(|make| (kind, make)))
+    {
         for _ in 0..20 {
             let files = Files::new(vec![vec![open(&path, 0)]], DirectMode::Auto).unwrap();
             let class = Class {
                 bytes: 4 << 20,
                 count: 4,
             };
-            let mut engine = Engine::new(
+            let mut engine = make(
                 &files,
                 &[class],
                 Options {

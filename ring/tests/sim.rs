@@ -30,14 +30,17 @@ fn copies(drives: usize) -> Files {
 }
 
 fn engine(drives: &[SimDrive], slabs: usize) -> (Engine, Clock) {
+    engine_of(&copies(drives.len()), drives, slabs)
+}
+
+fn engine_of(files: &Files, drives: &[SimDrive], slabs: usize) -> (Engine, Clock) {
     let clock = Clock::default();
     let class = Class {
         bytes: SLAB as usize,
         count: slabs,
     };
-    let files = copies(drives.len());
     let engine = Engine::simulated(
-        &files,
+        files,
         &[class],
         Options::default(),
         drives.to_vec(),
@@ -68,7 +71,17 @@ fn read(engine: &mut Engine, slab: SlabId, priority: Priority, n: u64, bytes: u6
 
 /// Keeps `slabs` reads of `bytes` under way until `total` have ended; MiB/s of virtual time.
 fn bandwidth(drives: &[SimDrive], bytes: u64, slabs: usize, total: u64) -> (f64, Engine) {
-    let (mut engine, clock) = engine(drives, slabs);
+    bandwidth_of(&copies(drives.len()), drives, bytes, slabs, total)
+}
+
+fn bandwidth_of(
+    files: &Files,
+    drives: &[SimDrive],
+    bytes: u64,
+    slabs: usize,
+    total: u64,
+) -> (f64, Engine) {
+    let (mut engine, clock) = engine_of(files, drives, slabs);
     let mut started = 0;
     for slab in 0..slabs as u32 {
         read(&mut engine, SlabId(slab), Priority::Demand, started, bytes);
@@ -135,6 +148,59 @@ fn a_drive_that_fails_is_done_without() {
         stats.sources[1].errors > 0 && stats.sources[1].errors < 20,
         "{:?}",
         stats.sources
+    );
+}
+
+/// Shares of the bytes of each drive when they are pinned.
+fn pinned_shares(drives: &[SimDrive], weights: &[u32]) -> (f64, Vec<f64>) {
+    let mut files = copies(drives.len());
+    files.pin(weights.to_vec());
+    let (reached, mut engine) = bandwidth_of(&files, drives, 20 * MIB, 9, 400);
+    let sources = engine.stats().unwrap().sources;
+    let total: u64 = sources.iter().map(|s| s.bytes).sum();
+    let share = |bytes: u64| bytes as f64 / total as f64;
+    (reached, sources.iter().map(|s| share(s.bytes)).collect())
+}
+
+#[test]
+fn pinned_shares_are_kept_whatever_the_drives_give() {
+    for rates in [[400, 400, 400], [7000, 300, 50], [100, 2000, 900]] {
+        for weights in [[1, 1, 1], [3, 2, 1], [1, 0, 4], [0, 0, 1]] {
+            let drives = rates.map(drive);
+            let (reached, shares) = pinned_shares(&drives, &weights);
+            let sum: u32 = weights.iter().sum();
+            let of = |w: u32| f64::from(w) / f64::from(sum);
+            for (share, weight) in shares.iter().zip(weights) {
+                assert!(
+                    (share - of(weight)).abs() < 0.02,
+                    "{rates:?} {weights:?}: {shares:?}"
+                );
+            }
+            // As fast as the drive that has the most to do for its speed.
+            let bound = (rates.iter().zip(weights).filter(|(_, w)| *w > 0))
+                .map(|(rate, w)| *rate as f64 / of(w))
+                .fold(f64::INFINITY, f64::min);
+            assert!(
+                reached > 0.95 * bound,
+                "{rates:?} {weights:?}: {reached} of {bound}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_pinned_drive_that_fails_is_done_without() {
+    let failing = SimDrive {
+        fails_at: Some(Duration::from_millis(500)),
+        ..drive(400)
+    };
+    // The others share what it had in their ratio; a weight of 0 serves when nothing else is left.
+    let (_, shares) = pinned_shares(&[drive(400), failing.clone(), drive(400)], &[2, 7, 1]);
+    assert!((shares[0] / shares[2] - 2.0).abs() < 0.1, "{shares:?}");
+    let (reached, shares) = pinned_shares(&[drive(400), failing.clone()], &[0, 1]);
+    assert!(
+        shares[0] > 0.9 && reached > 0.95 * 400.0,
+        "{shares:?} {reached}"
     );
 }
 

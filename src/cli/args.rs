@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_ring::engine::EngineKind;
 use colibri_ring::replica::DirectMode;
@@ -22,6 +23,15 @@ pub struct ModelArgs {
     /// Directory on another drive with copies of the model's files, read beside them; up to 4 times
     #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MIRROR")]
     pub mirror: Vec<PathBuf>,
+    /// In what ratio to read from the model's drive and the mirrors, like 2,1 (the model's first); 0 reads from one only when
+    /// no other copy is left [default: from each as fast as it is]
+    #[arg(
+        long,
+        value_name = "W,W,...",
+        requires = "mirror",
+        env = "COLIBRI_MIRROR_WEIGHTS"
+    )]
+    pub mirror_weights: Option<Weights>,
     /// Memory for everything, like 24GiB [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = super::size::memory, env = "COLIBRI_RAM")]
     pub ram: Option<Size>,
@@ -45,6 +55,12 @@ pub struct ModelArgs {
     /// Compute threads [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS")]
     pub threads: Option<u16>,
+    /// Share of the slabs, like 0.25 or 25%, in which the experts that earlier runs used most stay from the start
+    #[arg(long, value_name = "SHARE", default_value = "25%", value_parser = share, env = "COLIBRI_PIN_SHARE")]
+    pub pin_share: f64,
+    /// Neither read nor write .coli_usage in the model's first directory, which says what earlier runs used
+    #[arg(long, env = "COLIBRI_NO_USAGE", value_parser = FalseyValueParser::new())]
+    pub no_usage: bool,
     /// Quantise float and FP8 weights that stay in memory as they are loaded: 8 is int8, 4 is int4-g64, 2 is int2; the
     /// embedding and the head become int8 [default: as they are stored]
     #[arg(long, value_name = "8|4|2", value_enum, env = "COLIBRI_DENSE_BITS")]
@@ -75,6 +91,43 @@ pub fn check_mirrors(mirrors: &[PathBuf]) {
             "--mirror is given {} times, at most {MAX_MIRRORS} are possible",
             mirrors.len()
         ));
+    }
+}
+
+/// Ends the program when there is not one weight for the model and for each mirror.
+pub fn check_weights(weights: Option<&Weights>, mirrors: &[PathBuf]) {
+    if let Some(Weights(weights)) = weights
+        && weights.len() != mirrors.len() + 1
+    {
+        super::wrong_usage(format!(
+            "--mirror-weights has {} weights, and there are {} drives: the model's and {} of mirrors",
+            weights.len(),
+            mirrors.len() + 1,
+            mirrors.len()
+        ));
+    }
+}
+
+/// `--mirror-weights`: whole numbers, not all 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weights(pub Vec<u32>);
+
+impl FromStr for Weights {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Weights, String> {
+        let weights = (text.split(','))
+            .map(|weight| {
+                weight
+                    .trim()
+                    .parse()
+                    .map_err(|_| format!("{weight:?} is no weight: they are whole numbers"))
+            })
+            .collect::<Result<Vec<u32>, _>>()?;
+        if weights.iter().all(|weight| *weight == 0) {
+            return Err("a drive has to have a weight above 0".to_owned());
+        }
+        Ok(Weights(weights))
     }
 }
 
@@ -117,6 +170,18 @@ impl From<DirectArg> for DirectMode {
             DirectArg::On => DirectMode::On,
             DirectArg::Off => DirectMode::Off,
         }
+    }
+}
+
+/// A share from 0 to 1, also as a percentage.
+fn share(text: &str) -> Result<f64, String> {
+    let (number, unit) = match text.strip_suffix('%') {
+        Some(number) => (number, 0.01),
+        None => (text, 1.0),
+    };
+    match number.trim().parse::<f64>() {
+        Ok(n) if (0.0..=1.0).contains(&(n * unit)) => Ok(n * unit),
+        _ => Err("a share is from 0 to 1, or from 0% to 100%".to_owned()),
     }
 }
 
@@ -245,6 +310,30 @@ mod tests {
         assert_eq!(" 3, 14\n159 ".parse(), Ok(Ids(vec![3, 14, 159])));
         for text in ["", ",", "3,x", "-1", "4294967296", "1.5"] {
             assert!(text.parse::<Ids>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn shares_are_fractions_or_percentages() {
+        for (text, expected) in [
+            ("0", 0.0),
+            ("0.25", 0.25),
+            ("25%", 0.25),
+            ("100%", 1.0),
+            ("1", 1.0),
+        ] {
+            assert_eq!(share(text), Ok(expected), "{text}");
+        }
+        for text in ["", "%", "-0.1", "1.5", "101%", "nan", "half"] {
+            assert!(share(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn weights_are_whole_numbers_not_all_zero() {
+        assert_eq!("2,0, 1".parse(), Ok(Weights(vec![2, 0, 1])));
+        for text in ["", "0", "0,0", "1,", "1.5,1", "-1,2", "4294967296,1"] {
+            assert!(text.parse::<Weights>().is_err(), "{text:?}");
         }
     }
 

@@ -268,7 +268,9 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
             Ok(logits)
         },
         |id| printer.token(id),
-    )?;
+    );
+    opened.keep_usage(&mut session);
+    let generated = generated?;
     printer.finish()?;
     if let (Some(file), Some(mut recorder)) = (routing, session.store_mut().take_recorder()) {
         recorder.event(&measured(&prompt_phases, &session, generated.decoded));

@@ -7,10 +7,15 @@ use std::process::ExitCode;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_ring::probe::{self, direct, huge, limit};
-use colibri_uring::plan;
+use colibri_ring::replica::DirectMode;
+use colibri_uring::config::Config;
+use colibri_uring::plan::{self, Ask, Wish};
+use colibri_uring::shards::Shards;
+use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::plan::Report;
 use super::size::human;
 
 /// Say what this machine allows: io_uring, huge pages, O_DIRECT, limits, CPU, memory
@@ -79,6 +84,13 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut checks = vec![kernel(), uring(), memlock(), huge_pages(), descriptors()];
     checks.extend(dirs.into_iter().map(direct_reads));
     checks.extend([cpu(), memory()]);
+    if args
+        .model
+        .first()
+        .is_some_and(|dir| dir.join("config.json").exists())
+    {
+        checks.push(model_memory(&args.model));
+    }
     if args.json {
         let ok = checks.iter().all(|check| check.ok);
         super::print_json(&json!({ "ok": ok, "checks": checks }))?;
@@ -98,6 +110,40 @@ fn print(checks: &[Check]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a model fits, with a context that most conversations stay within.
+fn model_memory(dirs: &[PathBuf]) -> Check {
+    const CONTEXT: usize = 4096;
+    let planned = (|| {
+        let config = Config::load(&dirs[0])?;
+        let shards = Shards::open(dirs)?;
+        let catalog = Catalog::new(&shards, &config)?;
+        let files = ExpertFiles::new(&shards, catalog, DirectMode::Auto)?;
+        let ask = Ask {
+            context: CONTEXT,
+            prompt: 0,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            dense: None,
+            dsa: true,
+            wish: Wish::default(),
+        };
+        let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());
+        let plan = survey.plan();
+        anyhow::Ok((Report::new(&survey, plan.as_ref().ok(), false), plan))
+    })();
+    match planned {
+        Ok((report, plan)) => {
+            let details = serde_json::to_value(&report).unwrap_or_default();
+            let total = human(report.total_bytes);
+            let budget = report.budget_bytes.map_or("unknown".into(), human);
+            let found = format!("{total} of {budget} for {CONTEXT} tokens of context");
+            let advice = plan.err().map(|error| error.to_string());
+            Check::new("model", found, details).unless(advice.is_some(), advice.unwrap_or_default())
+        }
+        Err(error) => Check::new("model", "cannot be planned for", Value::Null)
+            .unless(true, error.to_string()),
+    }
 }
 
 fn kernel() -> Check {

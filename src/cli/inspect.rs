@@ -1,6 +1,6 @@
 //! `inspect`: what is in a model's shards.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,7 +8,12 @@ use std::time::Instant;
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use colibri_uring::shards::{Dtype, Shards, Tensor};
+use colibri_uring::config::Config;
+use colibri_uring::model::resident_formats;
+use colibri_uring::quant::Format;
+use colibri_uring::shards::{Shards, Tensor};
+use colibri_uring::stream::Catalog;
+use colibri_uring::stream::catalog::Projection;
 use serde::Serialize;
 
 use super::size::human;
@@ -38,8 +43,18 @@ struct Report {
     index_seconds: f64,
     /// Bytes of the largest routed expert; 0 when there is none.
     expert_bytes: u64,
-    /// Tensors and bytes by element type.
-    formats: BTreeMap<&'static str, Count>,
+    /// Tensors and bytes by format, scales counted with their matrices; by element type where there is no format.
+    formats: BTreeMap<String, Count>,
+    /// Number of layers by kind; `null` without a config.json.
+    layers: Option<Layers>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct Layers {
+    dense: usize,
+    sparse: usize,
+    /// Layers of multi-token prediction, beyond the last one.
+    mtp: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -53,13 +68,28 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let shards = Shards::open(&args.model)?;
     let index_seconds = start.elapsed().as_secs_f64();
+    // What is no model, or not a whole one, can still be looked at.
+    let config = (args.model[0].join("config.json").exists())
+        .then(|| Config::load(&args.model[0]))
+        .and_then(|loaded| {
+            loaded
+                .inspect_err(|e| tracing::warn!("no layers: {e}"))
+                .ok()
+        });
+    let packed = config.as_ref().map_or_else(HashMap::new, |config| {
+        packed(&shards, config).unwrap_or_else(|e| {
+            tracing::warn!("formats are element types only: {e:#}");
+            HashMap::new()
+        })
+    });
     let report = Report {
         shards: shards.files().len(),
         tensors: shards.len(),
         bytes: shards.iter().map(|tensor| tensor.bytes).sum(),
         index_seconds,
         expert_bytes: largest_expert(shards.iter()),
-        formats: formats(shards.iter()),
+        formats: formats(shards.iter(), &packed),
+        layers: config.map(|config| layers(&shards, &config)),
     };
     if args.json {
         super::print_json(&report)?;
@@ -81,9 +111,16 @@ fn print(report: &Report) -> io::Result<()> {
     for (format, count) in &report.formats {
         writeln!(
             out,
-            "  {format:<8} {:>8} tensors  {}",
+            "  {format:<14} {:>8} tensors  {}",
             count.tensors,
             human(count.bytes)
+        )?;
+    }
+    if let Some(layers) = report.layers {
+        writeln!(
+            out,
+            "{} layers with a dense MLP, {} with experts, {} of multi-token prediction (not used)",
+            layers.dense, layers.sparse, layers.mtp
         )?;
     }
     if report.expert_bytes > 0 {
@@ -92,10 +129,50 @@ fn print(report: &Report) -> io::Result<()> {
     writeln!(out, "indexed in {:.3} s", report.index_seconds)
 }
 
-fn formats<'a>(tensors: impl Iterator<Item = Tensor<'a>>) -> BTreeMap<&'static str, Count> {
+/// The formats of all matrices that the model uses.
+fn packed(shards: &Shards, config: &Config) -> anyhow::Result<HashMap<String, Format>> {
+    let mut formats = resident_formats(shards, config)?;
+    let catalog = Catalog::new(shards, config)?;
+    for layer in catalog.layers() {
+        for expert in 0..catalog.experts() as u32 {
+            let matrices = catalog.expert(layer, expert).into_iter().flatten();
+            for (projection, matrix) in Projection::ALL.into_iter().zip(matrices) {
+                let name = catalog.tensor_name(layer, expert, projection);
+                formats.insert(name, matrix.format);
+            }
+        }
+    }
+    Ok(formats)
+}
+
+fn layers(shards: &Shards, config: &Config) -> Layers {
+    let sparse = config.sparse_layers().count();
+    let beyond = |i: &usize| {
+        let norm = format!("model.layers.{i}.input_layernorm.weight");
+        shards.find(&norm).is_some()
+    };
+    Layers {
+        dense: config.num_hidden_layers - sparse,
+        sparse,
+        mtp: (config.num_hidden_layers..).take_while(beyond).count(),
+    }
+}
+
+fn formats<'a>(
+    tensors: impl Iterator<Item = Tensor<'a>>,
+    packed: &HashMap<String, Format>,
+) -> BTreeMap<String, Count> {
     let mut formats: BTreeMap<_, Count> = BTreeMap::new();
     for tensor in tensors {
-        let count = formats.entry(Dtype::name(tensor.dtype)).or_default();
+        let matrix = [".qs", "_scale_inv"]
+            .iter()
+            .find_map(|suffix| tensor.name.strip_suffix(suffix))
+            .unwrap_or(tensor.name);
+        let format = match packed.get(matrix) {
+            Some(format) => format.to_string(),
+            None => tensor.dtype.to_string(),
+        };
+        let count = formats.entry(format).or_default();
         count.tensors += 1;
         count.bytes += tensor.bytes;
     }
@@ -122,6 +199,8 @@ fn largest_expert<'a>(tensors: impl Iterator<Item = Tensor<'a>>) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use colibri_uring::shards::Dtype;
+
     use super::*;
 
     fn tensor<'a>(name: &'a str, shape: &'a [u64], bytes: u64) -> Tensor<'a> {

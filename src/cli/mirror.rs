@@ -1,10 +1,16 @@
 //! `mirror`: what copies of a model on several drives are worth, and whether they are copies.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::FalseyValueParser;
 use clap::{Args, Subcommand};
+use colibri_uring::shards::Shards;
+
+use super::args::{DirectArg, EngineArg, check_mirrors};
 
 mod bench;
+mod stage;
 mod verify;
 
 /// Measure and check copies of a model on several drives
@@ -18,6 +24,35 @@ pub struct MirrorArgs {
 enum MirrorCommand {
     Bench(bench::BenchArgs),
     Verify(verify::VerifyArgs),
+    Stage(stage::StageArgs),
+}
+
+/// A model, its copies, and how they are read.
+#[derive(Debug, Args)]
+struct CopiesArgs {
+    /// Directory with config.json and *.safetensors; give it several times for a model split over drives
+    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
+    model: Vec<PathBuf>,
+    /// Directory on another drive with copies of the model's files; up to 4 times
+    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MIRROR")]
+    mirror: Vec<PathBuf>,
+    /// What reads
+    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_ENGINE")]
+    engine: EngineArg,
+    /// Whether to read around the page cache (O_DIRECT)
+    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_DIRECT")]
+    direct: DirectArg,
+    /// Print one JSON object
+    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+}
+
+impl CopiesArgs {
+    /// Opens the model with its copies.
+    fn open(&self) -> anyhow::Result<Shards> {
+        check_mirrors(&self.mirror);
+        Ok(Shards::open_mirrored(&self.model, &self.mirror)?)
+    }
 }
 
 /// Runs the subcommand.
@@ -25,5 +60,6 @@ pub fn run(args: &MirrorArgs) -> anyhow::Result<ExitCode> {
     match &args.command {
         MirrorCommand::Bench(args) => bench::run(args),
         MirrorCommand::Verify(args) => verify::run(args),
+        MirrorCommand::Stage(args) => stage::run(args),
     }
 }

@@ -19,6 +19,7 @@ mod plan;
 mod printer;
 mod profile;
 mod progress;
+mod report;
 mod score;
 mod simulate;
 mod size;

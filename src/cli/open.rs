@@ -11,9 +11,10 @@ use colibri_uring::plan::{self, Ask, Plan, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::Shards;
+use colibri_uring::stream::usage::{History, Identity, Usage};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 
-use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors};
+use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors, check_weights};
 use super::interrupt;
 use super::progress;
 use super::size::human;
@@ -50,6 +51,7 @@ impl Indexed {
     /// Reads the config and the index.
     pub fn open(args: &ModelArgs) -> anyhow::Result<Indexed> {
         check_mirrors(&args.mirror);
+        check_weights(args.mirror_weights.as_ref(), &args.mirror);
         let start = Instant::now();
         let config = Config::load(&args.model[0])?;
         let shards = Shards::open_with(&args.model, &args.mirror, args.engine.into())?;
@@ -80,13 +82,17 @@ impl Indexed {
             shards,
         } = self;
         let catalog = Catalog::new(&shards, &config)?;
-        let files = ExpertFiles::new(&shards, catalog, args.direct.into())?;
+        let mut files = ExpertFiles::new(&shards, catalog, args.direct.into())?;
+        if let Some(weights) = &args.mirror_weights {
+            files.pin(&shards, &weights.0);
+        }
         ensure!(
             tokens.context > 0,
             "there is nothing to do: no token is given"
         );
         let plan = plan_memory(&survey(args, tokens, &shards, &config, &files))?;
         let top_k = config.num_experts_per_tok;
+        let identity = Identity::of(&shards, &config);
         let options = LoadOptions {
             dsa: args.dsa == DsaArg::On,
             dense: args.dense_bits.map(Packing::from),
@@ -109,7 +115,11 @@ impl Indexed {
                 ..Options::default()
             },
         };
+        let history = (!args.no_usage).then(|| History::open(&args.model[0], identity));
         let mut store = ExpertStore::new(files, top_k, store_options)?;
+        if let Some(usage) = history.as_ref().and_then(History::usage) {
+            store.pin(usage, args.pin_share)?;
+        }
         store.set_activations(args.activations.into());
         let pool = Pool::new(args.threads());
         let load_seconds = start.elapsed().as_secs_f64();
@@ -118,6 +128,7 @@ impl Indexed {
                 shards,
                 model,
                 pool,
+                history,
                 scratch_bytes: usize::try_from(plan.needs.scratch)?,
                 load_seconds,
             },
@@ -178,6 +189,7 @@ pub struct Opened {
     shards: Shards,
     model: Model,
     pool: Pool,
+    history: Option<History>,
     scratch_bytes: usize,
     load_seconds: f64,
 }
@@ -186,6 +198,13 @@ impl Opened {
     /// How long opening and loading took.
     pub fn load_seconds(&self) -> f64 {
         self.load_seconds
+    }
+
+    /// Adds what a session used to the history of the model, however it ended.
+    pub fn keep_usage(&self, session: &mut Session) {
+        if let Some(history) = &self.history {
+            history.keep(session.store_mut().usage());
+        }
     }
 
     /// An empty context. From here on Ctrl-C asks the session to stop; before, there is nothing to keep, and it just
@@ -218,6 +237,10 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
         expert_misses: stream.misses,
         speculative_reads: stream.speculative_reads,
         speculative_used: stream.speculative_used,
+        pinned: stream.pinned,
+        usage_runs: (opened.history.as_ref())
+            .and_then(History::usage)
+            .map_or(0, Usage::runs),
         lookahead: stream.lookahead.iter().map(Foreseen::from).collect(),
         io_wait_seconds: seconds(true),
         compute_seconds: seconds(false),

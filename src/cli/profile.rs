@@ -1,34 +1,41 @@
 //! `profile`: what a drive gives, read as experts are read.
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
+use colibri_ring::engine::Options;
+use colibri_ring::extent::Layout;
 use colibri_ring::file::File;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
-use colibri_uring::measure::mib_per_s;
-use colibri_uring::profile::{Blocks, Outcome, Reader, Run, Target};
+use colibri_uring::plan::{self, Ask, PlanError, Roots, Wish};
+use colibri_uring::profile::{Blocks, Demand, Measurement, Reader, Run, Target};
+use colibri_uring::report::hlog::Interval;
+use colibri_uring::report::machine;
+use colibri_uring::report::profile::{About, page};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
-use serde::Serialize;
 
 use super::args::{DirectArg, seconds};
 use super::progress;
+use super::report::ReportArgs;
 use super::size::{Size, human};
+
+mod table;
+use table::{Report, cache_lines, print};
 
 /// Measure a drive with random reads of expert-sized blocks
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    colibri-uring profile --model /ssd/GLM-5.2\n  \
-    colibri-uring profile --file /ssd/large --block-size 19MiB --queue-depth 8 --engine uring --json")]
+    colibri-uring profile --model /ssd/GLM-5.2 --report profile.html\n  \
+    colibri-uring profile --file /ssd/large --block-size 1MiB 19MiB --queue-depth 4 8 --engine uring --json")]
 pub struct ProfileArgs {
     /// Directory of a model, whose experts are read; several times for a model split over drives
     #[arg(long, value_name = "DIR", num_args = 1.., required_unless_present = "file", env = "COLIBRI_MODEL")]
@@ -36,12 +43,14 @@ pub struct ProfileArgs {
     /// Any large file
     #[arg(long, value_name = "F", conflicts_with = "model", env = "COLIBRI_FILE")]
     file: Option<PathBuf>,
-    /// Bytes of a read [default: the model's experts as they lie; of a file 1MiB, 4MiB and 19MiB]
-    #[arg(long, value_name = "SIZE", env = "COLIBRI_BLOCK_SIZE")]
-    block_size: Option<Size>,
-    /// Reads at once [default: 1, 4, 8 and 16]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), env = "COLIBRI_QUEUE_DEPTH")]
-    queue_depth: Option<u16>,
+    /// Bytes of a read, also several [default: the model's experts as they lie, and the pieces that decoding reads them in; of
+    /// a file 1MiB, 4MiB and 19MiB]
+    #[arg(long, value_name = "SIZE", num_args = 1.., value_delimiter = ',', env = "COLIBRI_BLOCK_SIZE")]
+    block_size: Vec<Size>,
+    /// Reads at once, also several [default: 1, 2, 4, 8 and 16]
+    #[arg(long, value_name = "N", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256),
+        env = "COLIBRI_QUEUE_DEPTH")]
+    queue_depth: Vec<u16>,
     /// What reads
     #[arg(long, value_enum, default_value = "all", env = "COLIBRI_ENGINE")]
     engine: ReaderArg,
@@ -51,6 +60,8 @@ pub struct ProfileArgs {
     /// How long each measurement takes
     #[arg(long, value_name = "S", default_value_t = 2.0, value_parser = seconds, env = "COLIBRI_SECONDS")]
     seconds: f64,
+    #[command(flatten)]
+    reports: ReportArgs,
     /// Print one JSON object
     #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
@@ -69,47 +80,17 @@ enum ReaderArg {
     TokioUring,
 }
 
-/// The JSON object.
-#[derive(Debug, Serialize)]
-struct Report {
-    runs: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    engine: &'static str,
-    direct: bool,
-    /// Of the longest block.
-    block_size: u64,
-    queue_depth: usize,
-    bytes: u64,
-    seconds: f64,
-    mib_per_s: f64,
-    iops: f64,
-    cpu_seconds: f64,
-    cpu_seconds_per_gib: f64,
-    latency_us: Latency,
-}
-
-#[derive(Debug, Serialize)]
-struct Latency {
-    p50: u64,
-    p90: u64,
-    p99: u64,
-    p999: u64,
-    max: u64,
-}
-
 /// What is read, and what a token of the model needs of it.
 struct Subject {
+    name: String,
     target: Target,
     blocks: Vec<Blocks>,
-    /// Bytes that a token reads when no expert is in memory.
-    token_bytes: Option<u64>,
+    demand: Option<Demand>,
 }
 
 /// Measures and prints.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
+    let reports = args.reports.create()?;
     let subject = match &args.file {
         Some(path) => of_file(args, path)?,
         None => of_model(args)?,
@@ -119,14 +100,68 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     if let (DirectArg::Auto, Some(reason)) = (args.direct, &refused) {
         tracing::warn!("reads go through the page cache: {reason}");
     }
-    let depths: Vec<usize> = match args.queue_depth {
-        Some(n) => vec![n.into()],
-        None => vec![1, 4, 8, 16],
-    };
     warn_of_holes(&subject.target);
+    let runs = measure(args, &subject, &modes)?;
+    let cache = cache_lines(&modes);
+    let best = runs.iter().map(Measurement::mib_per_s).fold(0.0, f64::max);
+    let verdict = match &subject.demand {
+        Some(demand) => demand.sentences(best * f64::from(1 << 20)),
+        None => vec![format!("At its best it reads {best:.0} MiB/s.")],
+    };
+    let report = Report::new(&runs, &cache, subject.demand.as_ref(), best);
+    let html = || {
+        let about = About {
+            subject: &subject.name,
+            verdict: &verdict,
+            facts: &machine::facts(subject.target.files()),
+            cache: &cache,
+            table: report.table(),
+        };
+        page(about, &runs).html()
+    };
+    let interval = |m: &'_ Measurement| -> String {
+        let (run, block) = (&m.run, m.run.blocks.longest());
+        let cache = if run.direct { "direct" } else { "buffered" };
+        format!(
+            "{}:{cache}:block={block}:depth={}",
+            run.reader.name(),
+            run.queue_depth
+        )
+    };
+    let intervals: Vec<Interval<'_>> = (runs.iter())
+        .map(|m| Interval {
+            tag: interval(m),
+            start: m.start,
+            duration: m.outcome.elapsed,
+            latency_us: &m.outcome.latency_us,
+        })
+        .collect();
+    reports.write(
+        html,
+        "profile of colibri-uring; values are nanoseconds from submission to completion of a read",
+        &intervals,
+    )?;
+    if args.json {
+        super::print_json(&report)?;
+    } else {
+        print(&report, &verdict)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes every run. With all engines, one that does not work here is left out, and said to be once.
+fn measure(
+    args: &ProfileArgs,
+    subject: &Subject,
+    modes: &[(Reader, bool)],
+) -> anyhow::Result<Vec<Measurement>> {
+    let depths: Vec<usize> = match args.queue_depth.as_slice() {
+        [] => vec![1, 2, 4, 8, 16],
+        given => given.iter().map(|n| usize::from(*n)).collect(),
+    };
     let mut runs = Vec::new();
     for blocks in &subject.blocks {
-        for &(reader, direct) in &modes {
+        for &(reader, direct) in modes {
             for &queue_depth in &depths {
                 runs.push(Run {
                     reader,
@@ -139,48 +174,54 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let bar = progress::steps(runs.len() as u64);
-    let mut report = Report { runs: Vec::new() };
+    let mut measured = Vec::new();
+    let mut left_out: Vec<(Reader, bool)> = Vec::new();
     let mut failed = None;
-    for run in &runs {
+    for run in runs {
         bar.set_message(format!(
             "{} of {}, {} at once",
             run.reader.name(),
             human(run.blocks.longest()),
             run.queue_depth
         ));
-        match subject.target.measure(run) {
-            Ok(outcome) => report.runs.push(row(run, &outcome)),
-            // One of many that does not work here, as where io_uring is denied.
-            Err(error) if args.engine == ReaderArg::All => {
+        bar.inc(1);
+        let mode = (run.reader, run.direct);
+        if left_out.contains(&mode) {
+            continue;
+        }
+        let start = SystemTime::now();
+        match subject.target.measure(&run) {
+            Ok(outcome) => measured.push(Measurement {
+                run,
+                outcome,
+                start,
+            }),
+            Err(error) if args.engine == ReaderArg::All && error.is_lasting() => {
                 tracing::warn!("{} is left out: {error}", run.reader.name());
+                left_out.push(mode);
                 failed = Some(error);
             }
             Err(error) => return Err(error.into()),
         }
-        bar.inc(1);
     }
     bar.finish_and_clear();
-    if let (true, Some(error)) = (report.runs.is_empty(), failed) {
-        return Err(error.into());
+    match failed {
+        Some(error) if measured.is_empty() => Err(error.into()),
+        _ => Ok(measured),
     }
-    if args.json {
-        super::print_json(&report)?;
-    } else {
-        print(&report, &modes, subject.token_bytes)?;
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn of_file(args: &ProfileArgs, path: &PathBuf) -> anyhow::Result<Subject> {
     let file = Arc::new(File::open(path)?);
-    let sizes = match args.block_size {
-        Some(size) => vec![size.0],
-        None => vec![1 << 20, 4 << 20, 19 << 20],
+    let sizes = match args.block_size.as_slice() {
+        [] => vec![1 << 20, 4 << 20, 19 << 20],
+        given => given.iter().map(|size| size.0).collect(),
     };
     Ok(Subject {
+        name: path.display().to_string(),
         target: Target::new(vec![file]),
         blocks: sizes.into_iter().map(Blocks::Anywhere).collect(),
-        token_bytes: None,
+        demand: None,
     })
 }
 
@@ -193,39 +234,82 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
     let layouts = experts.layouts()?;
     ensure!(!layouts.is_empty(), "the model has no routed experts");
     let bytes: u64 = layouts.iter().map(|layout| layout.footprint).sum();
-    let token = bytes as f64 / layouts.len() as f64
-        * (experts.moe_layers() * config.num_experts_per_tok) as f64;
+    let top_k = config.num_experts_per_tok;
+    let token = bytes as f64 / layouts.len() as f64 * (experts.moe_layers() * top_k) as f64;
+    let count = layouts.len() as u64;
+    // Of the slabs, some are for what is being read.
+    let working = top_k as u64 + 1;
+    let kept = slabs(&shards, &config, &experts)
+        .map(|slabs| match slabs < count {
+            true => slabs.saturating_sub(working),
+            false => count,
+        })
+        .map_err(|error| error.to_string());
     // Only the files that hold experts are dropped from the page cache.
-    let used: BTreeSet<u32> = layouts
-        .iter()
-        .flat_map(|l| &l.spans)
-        .map(|s| s.file)
-        .collect();
+    let spans = layouts.iter().flat_map(|layout| &layout.spans);
+    let used: BTreeSet<u32> = spans.map(|span| span.file).collect();
     let used: Vec<u32> = used.into_iter().collect();
-    let blocks = match args.block_size {
-        Some(size) => Blocks::Anywhere(size.0),
-        None => {
-            let spans = layouts.iter().flat_map(|layout| &layout.spans);
-            let mut extents: Vec<_> = spans
-                .filter_map(|span| {
-                    let file = used.binary_search(&span.file).ok()? as u32;
-                    Some((file, span.offset, span.len))
-                })
-                .collect();
-            // An expert of several pieces may have small ones, its scales: what is measured is the large ones.
-            let longest = extents.iter().map(|(.., len)| *len).max().unwrap_or(0);
-            extents.retain(|(.., len)| *len > longest / 2);
-            Blocks::Extents(extents)
-        }
+    let blocks = match args.block_size.as_slice() {
+        [] => as_they_lie(&layouts, &used, experts.align()),
+        given => given.iter().map(|size| Blocks::Anywhere(size.0)).collect(),
     };
-    let files = used
-        .iter()
-        .map(|&file| shards.files()[file as usize].clone());
+    let files = (used.iter()).map(|&file| shards.files()[file as usize].clone());
     Ok(Subject {
+        name: args.model[0].display().to_string(),
         target: Target::new(files.collect()),
-        blocks: vec![blocks],
-        token_bytes: Some(token as u64),
+        blocks,
+        demand: Some(Demand {
+            token_bytes: token as u64,
+            experts: count,
+            kept,
+        }),
     })
+}
+
+/// How many slabs decoding would have with what is available now.
+fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64, PlanError> {
+    /// Tokens: a short conversation.
+    const TOKENS: usize = 4096;
+    let ask = Ask {
+        context: TOKENS,
+        prompt: TOKENS,
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        dense: None,
+        dsa: true,
+        wish: Wish::default(),
+    };
+    let plan = plan::survey(shards, config, experts, ask, &Roots::default()).plan()?;
+    Ok(plan
+        .slots
+        .classes
+        .iter()
+        .map(|class| class.count as u64)
+        .sum())
+}
+
+/// Experts whole, and in the pieces that decoding reads. `used` has the files in order.
+fn as_they_lie(layouts: &[Layout], used: &[u32], align: u64) -> Vec<Blocks> {
+    let chunk = Options::default().chunk_bytes;
+    let extent = |(file, offset, len): (u32, u64, u64)| {
+        let file = used.binary_search(&file).ok()? as u32;
+        Some((file, offset, len))
+    };
+    let spans = layouts.iter().flat_map(|layout| &layout.spans);
+    let whole = spans.map(|s| (s.file, s.offset, s.len)).filter_map(extent);
+    let chunks = layouts
+        .iter()
+        .flat_map(|layout| layout.chunks(chunk, align));
+    let pieces = chunks.map(|c| (c.file, c.offset, c.len)).filter_map(extent);
+    let mut blocks = vec![large(whole.collect()), large(pieces.collect())];
+    blocks.dedup_by_key(|blocks| blocks.longest());
+    blocks
+}
+
+/// An expert of several pieces may have small ones, its scales: what is measured is the large ones.
+fn large(mut extents: Vec<(u32, u64, u64)>) -> Blocks {
+    let longest = extents.iter().map(|(.., len)| *len).max().unwrap_or(0);
+    extents.retain(|(.., len)| *len > longest / 2);
+    Blocks::Extents(extents)
 }
 
 /// Which readers, and whether each reads around the page cache.
@@ -261,109 +345,4 @@ fn warn_of_holes(target: &Target) {
             );
         }
     }
-}
-
-fn row(run: &Run, outcome: &Outcome) -> Row {
-    let seconds = outcome.elapsed.as_secs_f64();
-    let cpu = outcome.cpu.as_secs_f64();
-    let gib = outcome.bytes as f64 / f64::from(1 << 30);
-    let latency = &outcome.latency_us;
-    Row {
-        engine: run.reader.name(),
-        direct: run.direct,
-        block_size: run.blocks.longest(),
-        queue_depth: run.queue_depth,
-        bytes: outcome.bytes,
-        seconds,
-        mib_per_s: mib_per_s(outcome.bytes, outcome.elapsed),
-        iops: latency.len() as f64 / seconds.max(f64::MIN_POSITIVE),
-        cpu_seconds: cpu,
-        cpu_seconds_per_gib: if gib > 0.0 { cpu / gib } else { 0.0 },
-        latency_us: Latency {
-            p50: latency.value_at_quantile(0.5),
-            p90: latency.value_at_quantile(0.9),
-            p99: latency.value_at_quantile(0.99),
-            p999: latency.value_at_quantile(0.999),
-            max: latency.max(),
-        },
-    }
-}
-
-/// A table for people, and what it means for the model.
-fn print(
-    report: &Report,
-    modes: &[(Reader, bool)],
-    token_bytes: Option<u64>,
-) -> anyhow::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    for row in header().into_iter().chain(report.runs.iter().map(cells)) {
-        let line: Vec<String> = (row.iter().zip(WIDTHS))
-            .map(|(cell, width)| format!("{cell:>width$}"))
-            .collect();
-        writeln!(out, "{}", line.join("  "))?;
-    }
-    writeln!(
-        out,
-        "\nLatency in milliseconds, from submission to completion."
-    )?;
-    if modes.iter().any(|(_, direct)| *direct) {
-        writeln!(out, "O_DIRECT reads go around the page cache.")?;
-    }
-    if modes.iter().any(|(_, direct)| !direct) {
-        writeln!(
-            out,
-            "Buffered: the files were dropped from the page cache and checked before each run, and what was read was dropped at once."
-        )?;
-    }
-    let best = report
-        .runs
-        .iter()
-        .map(|row| row.mib_per_s)
-        .fold(0.0, f64::max);
-    if let Some(bytes) = token_bytes {
-        let seconds = bytes as f64 / f64::from(1 << 20) / best.max(f64::MIN_POSITIVE);
-        writeln!(
-            out,
-            "At {best:.0} MiB/s the experts of a token ({}), none of them in memory, take {seconds:.3} s: at most {:.2} tokens a second.",
-            human(bytes),
-            1.0 / seconds
-        )?;
-    }
-    out.flush().context("cannot print")
-}
-
-const WIDTHS: [usize; 11] = [11, 8, 9, 5, 8, 8, 9, 7, 7, 7, 7];
-
-fn header() -> Option<[String; 11]> {
-    let names = [
-        "engine",
-        "cache",
-        "block",
-        "depth",
-        "MiB/s",
-        "IOPS",
-        "CPU s/GiB",
-        "p50",
-        "p99",
-        "p99.9",
-        "max",
-    ];
-    Some(names.map(str::to_owned))
-}
-
-fn cells(row: &Row) -> [String; 11] {
-    let ms = |us: u64| format!("{:.2}", us as f64 / 1000.0);
-    [
-        row.engine.to_owned(),
-        if row.direct { "direct" } else { "buffered" }.to_owned(),
-        human(row.block_size),
-        row.queue_depth.to_string(),
-        format!("{:.0}", row.mib_per_s),
-        format!("{:.0}", row.iops),
-        format!("{:.4}", row.cpu_seconds_per_gib),
-        ms(row.latency_us.p50),
-        ms(row.latency_us.p99),
-        ms(row.latency_us.p999),
-        ms(row.latency_us.max),
-    ]
 }

@@ -61,6 +61,7 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
             None => report.last_logits = logits.to_vec(),
         }
     });
+    opened.keep_usage(&mut session);
     match scored {
         Err(ModelError::Stopped) => return Ok(super::interrupt::exit_code()),
         other => other?,

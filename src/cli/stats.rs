@@ -38,6 +38,10 @@ pub struct EngineStats {
     pub phase_seconds: BTreeMap<String, f64>,
     pub speculative_reads: u64,
     pub speculative_used: u64,
+    /// Experts that are kept because earlier runs used them most.
+    pub pinned: u64,
+    /// Runs in the history of the model.
+    pub usage_runs: u64,
     /// The early looks at routers, by layer.
     pub lookahead: Vec<Foreseen>,
     pub ring_enters: u64,

@@ -1,5 +1,7 @@
 //! The resident part of a model, and how it gets into memory.
 
+use std::collections::HashMap;
+
 use crate::config::{Config, IndexerKind, MlpKind};
 use crate::model::attention::Attention;
 use crate::model::error::ModelError;
@@ -7,8 +9,8 @@ use crate::model::indexer::Indexer;
 use crate::model::mlp::Mlp;
 use crate::model::moe::Moe;
 use crate::model::rope::Rope;
-use crate::quant::Activations;
 use crate::quant::encode::Packing;
+use crate::quant::{Activations, Format};
 use crate::shards::Shards;
 use crate::weight::{Loader, Weight, WeightError};
 
@@ -66,6 +68,51 @@ pub struct Model {
     resident_bytes: u64,
 }
 
+/// What a model keeps in memory.
+struct Parts {
+    embed: Weight,
+    layers: Vec<Layer>,
+    norm: Vec<f32>,
+    head: Option<Weight>,
+}
+
+impl Parts {
+    fn find(
+        loader: &mut Loader,
+        config: &Config,
+        sparsity: Sparsity,
+    ) -> Result<Parts, WeightError> {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        Ok(Parts {
+            embed: loader.matrix("model.embed_tokens.weight", vocab, hidden)?,
+            layers: (0..config.num_hidden_layers)
+                .map(|i| load_layer(loader, config, i, sparsity))
+                .collect::<Result<_, WeightError>>()?,
+            norm: loader.vector("model.norm.weight", hidden)?,
+            head: (!config.tie_word_embeddings)
+                .then(|| loader.matrix("lm_head.weight", vocab, hidden))
+                .transpose()?,
+        })
+    }
+}
+
+/// How the resident matrices of a model are stored, by name. Reads vectors, but no matrix.
+///
+/// # Errors
+/// As [`Model::load`], but for what reading a matrix finds out.
+pub fn resident_formats(
+    shards: &Shards,
+    config: &Config,
+) -> Result<HashMap<String, Format>, ModelError> {
+    let mut loader = Loader::new(shards)?;
+    let sparsity = sparsity(&loader, config, LoadOptions::default());
+    Parts::find(&mut loader, config, sparsity)?;
+    let formats = loader.formats();
+    Ok(formats
+        .map(|(name, format)| (name.to_owned(), format))
+        .collect())
+}
+
 /// A decoder layer.
 #[derive(Debug)]
 pub(super) struct Layer {
@@ -111,16 +158,13 @@ impl Model {
         if let Some(dense) = options.dense {
             loader = loader.quantising(dense, options.threads);
         }
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let sparsity = sparsity(&loader, &config, options);
-        let embed = loader.matrix("model.embed_tokens.weight", vocab, hidden)?;
-        let layers = (0..config.num_hidden_layers)
-            .map(|i| load_layer(&mut loader, &config, i, sparsity))
-            .collect::<Result<_, WeightError>>()?;
-        let norm = loader.vector("model.norm.weight", hidden)?;
-        let head = (!config.tie_word_embeddings)
-            .then(|| loader.matrix("lm_head.weight", vocab, hidden))
-            .transpose()?;
+        let Parts {
+            embed,
+            layers,
+            norm,
+            head,
+        } = Parts::find(&mut loader, &config, sparsity)?;
         let resident_bytes = loader.bytes();
         loader.finish(options.direct, progress)?;
         Ok(Model {

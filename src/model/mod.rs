@@ -27,6 +27,6 @@ mod users;
 pub use clock::Phase;
 pub use error::ModelError;
 pub use forward::{Session, SessionOptions, Stats};
-pub use load::{LoadOptions, Model, Sparsity};
+pub use load::{LoadOptions, Model, Sparsity, resident_formats};
 pub use needs::{kv_bytes, resident_bytes, scores_bytes};
 pub use sizes::Sizes;

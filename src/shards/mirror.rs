@@ -132,7 +132,7 @@ impl<'a> Mirrors<'a> {
         }
     }
 
-    /// Decides which copies are used, and says so: one warning for each file that a mirror does not serve, and how many
+    /// Decides which copies are used, and says so: one warning for each mirror that does not serve every file, and how many
     /// each serves. Returns the copies of each file.
     pub(super) fn settle(&self, files: &[Arc<File>], offers: Vec<Offers>) -> Vec<Vec<MirrorFile>> {
         let mut copies: Vec<Vec<MirrorFile>> = vec![Vec::new(); files.len()];
@@ -145,6 +145,9 @@ impl<'a> Mirrors<'a> {
                 }
             }
         }
+        // Of each mirror, the files that it does not serve, with the original's index and the reason.
+        let mut unused: Vec<Vec<(PathBuf, usize, Refusal)>> = Vec::new();
+        unused.resize_with(self.dirs.len(), Vec::new);
         for (mirror, i, refusal) in refused {
             let name = files[i].path().file_name().unwrap_or_default();
             // In a model that is split over directories, two files may have one name, and a mirror can have a copy of one.
@@ -153,12 +156,22 @@ impl<'a> Mirrors<'a> {
                     && copies[j].iter().any(|copy| copy.mirror == mirror)
             });
             if !taken {
-                let path = self.dirs[mirror].join(name);
-                tracing::warn!(
-                    "{} is not used as a mirror of {}: {refusal}",
-                    path.display(),
-                    files[i].path().display()
-                );
+                unused[mirror].push((self.dirs[mirror].join(name), i, refusal));
+            }
+        }
+        // One line for a directory: that of another model would be a line for each of hundreds of files.
+        for (dir, unused) in self.dirs.iter().zip(&unused) {
+            let Some((path, i, refusal)) = unused.first() else {
+                continue;
+            };
+            let (path, primary) = (path.display(), files[*i].path().display());
+            match unused.len() {
+                1 => tracing::warn!("{path} is not used as a mirror of {primary}: {refusal}"),
+                count => tracing::warn!(
+                    "{}: {count} of {} files are not used as mirrors, the first is {path}: {refusal}",
+                    dir.display(),
+                    files.len()
+                ),
             }
         }
         for &mirror in &self.usable {
@@ -191,6 +204,19 @@ impl<'a> Mirrors<'a> {
             );
         }
     }
+}
+
+/// Whether a file has the size and the header of a shard.
+pub(crate) fn is_copy(shard: &File, file: &File) -> Result<bool, FileError> {
+    if file.size() != shard.size() {
+        return Ok(false);
+    }
+    let mut prefix = [0; PREFIX as usize];
+    shard.read_at(&mut prefix, 0)?;
+    let len = u64::from_le_bytes(prefix).min(shard.size() - PREFIX);
+    let mut header = vec![0; len as usize];
+    shard.read_at(&mut header, PREFIX)?;
+    same_header(file, &header)
 }
 
 /// Whether a file begins with this header and its length.

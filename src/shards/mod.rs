@@ -27,6 +27,7 @@ use colibri_ring::replica::{Replica, Replicas};
 pub use dtype::Dtype;
 pub use error::{Flaw, ShardError};
 pub use header::{MAX_HEADER, Metadata};
+pub(crate) use mirror::is_copy;
 pub use mirror::{MAX_MIRRORS, MirrorFile};
 pub use write::{
     Planned, ShardWriter, WriteError, free_space, shard_bytes, shard_header, write_whole,

@@ -2,6 +2,11 @@
 
 use colibri_ring::arena::SlabId;
 
+use super::usage::age;
+
+/// Tokens after which a use counts half in the choice of what makes room.
+const HALF_LIFE: f64 = 128.0;
+
 /// Names a routed expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
@@ -28,8 +33,12 @@ struct Held {
 }
 
 /// Experts in slabs. Every layer has an equal share of the slabs of a class; a layer that holds more than its
-/// share (the layer computed last, usually) gives up its least recently used expert first. A plain LRU over all layers
-/// would be useless: layers are visited in turn, so what it drops is always what the next token needs first.
+/// share (the layer computed last, usually) gives up an expert first: a wrong guess, else the one that was used least often of
+/// late, ties to the least recently used. What the layer's last pass used is spared as long as there is something else,
+/// because a token repeats much of what the one before it used. A plain LRU over all layers would be useless: layers are visited
+/// in turn, so what it drops is always what the next token needs first.
+///
+/// Pinned experts make room for nobody and count in no share.
 #[derive(Debug)]
 pub struct Cache {
     slots: Vec<Slot>,
@@ -37,10 +46,18 @@ pub struct Cache {
     /// Slab of each expert, by `layer * experts + expert`.
     slab_of: Vec<Option<SlabId>>,
     experts: usize,
-    /// Slabs that each layer holds.
+    /// Slabs of each layer that may make room.
     by_layer: Vec<Vec<SlabId>>,
+    /// How many slabs each layer holds, those of pinned experts included.
+    held: Vec<usize>,
+    /// By `layer * experts + expert`.
+    pinned: Vec<bool>,
     share: usize,
     clock: u64,
+    /// Of each layer, the tick at which its last pass began.
+    pass: Vec<u64>,
+    /// Aged uses, by `layer * experts + expert`.
+    uses: Vec<f32>,
 }
 
 impl Cache {
@@ -64,8 +81,12 @@ impl Cache {
             slab_of: vec![None; layers * experts],
             experts,
             by_layer: vec![Vec::new(); layers],
+            held: vec![0; layers],
+            pinned: vec![false; layers * experts],
             share,
             clock: 0,
+            pass: vec![0; layers],
+            uses: vec![0.0; layers * experts],
         }
     }
 
@@ -80,7 +101,20 @@ impl Cache {
 
     /// How many experts of a layer have slabs.
     pub fn holds(&self, layer: usize) -> usize {
-        self.by_layer[layer].len()
+        self.held[layer]
+    }
+
+    /// Once they are read, these experts stay; each layer may keep `share` beside them. There must be slabs that are not
+    /// pinned for whatever is demanded at once.
+    pub fn pin(&mut self, keys: &[Key], share: usize) {
+        for key in keys {
+            let index = self.index(*key);
+            self.pinned[index] = true;
+            if let Some(slab) = self.slab_of[index] {
+                self.by_layer[key.layer].retain(|s| *s != slab);
+            }
+        }
+        self.share = share;
     }
 
     /// The expert in a slab.
@@ -93,6 +127,17 @@ impl Cache {
             .held
             .as_mut()
             .expect("the slab holds an expert")
+    }
+
+    /// A pass of `tokens` tokens begins in a layer, which use `chosen` experts, each as often as it is in the list.
+    pub fn begin_pass(&mut self, layer: usize, chosen: &[u32], tokens: usize) {
+        self.clock += 1;
+        self.pass[layer] = self.clock;
+        let uses = &mut self.uses[layer * self.experts..][..self.experts];
+        age(uses, tokens as u64, HALF_LIFE);
+        for id in chosen {
+            uses[*id as usize] += 1.0;
+        }
     }
 
     /// Marks an expert as demanded now.
@@ -130,25 +175,36 @@ impl Cache {
     fn victim(&self, class: u8, layer: usize) -> Option<SlabId> {
         let over_share = (0..self.by_layer.len())
             .filter(|&l| self.by_layer[l].len() > self.share)
-            .filter_map(|l| Some((l, self.oldest(class, &self.by_layer[l])?)))
+            .filter_map(|l| Some((l, self.coldest(class, &self.by_layer[l])?)))
             .max_by_key(|(l, _)| self.by_layer[*l].len());
         if let Some((_, slab)) = over_share {
             return Some(slab);
         }
-        let own = self.oldest(class, &self.by_layer[layer]);
-        own.or_else(|| self.oldest(class, self.by_layer.iter().flatten()))
+        let own = self.coldest(class, &self.by_layer[layer]);
+        own.or_else(|| self.coldest(class, self.by_layer.iter().flatten()))
     }
 
-    /// The least recently used slab of a class that may be taken.
-    fn oldest<'a>(&self, class: u8, slabs: impl IntoIterator<Item = &'a SlabId>) -> Option<SlabId> {
-        let used = |slab: SlabId| {
+    /// The slab of a class that may be taken and is worth least.
+    fn coldest<'a>(
+        &self,
+        class: u8,
+        slabs: impl IntoIterator<Item = &'a SlabId>,
+    ) -> Option<SlabId> {
+        let worth = |slab: SlabId| {
             let slot = &self.slots[slab.index()];
             let held = slot.held.filter(|held| !held.busy && slot.class == class)?;
-            Some((held.used, slab))
+            // Counts are not negative, so their bits are in their order.
+            let uses = self.uses[self.index(held.key)].to_bits();
+            let worth = match held.used {
+                0 => (0, 0, 0),
+                used if used >= self.pass[held.key.layer] => (2, 0, used),
+                used => (1, uses, used),
+            };
+            Some((worth, slab))
         };
         slabs
             .into_iter()
-            .filter_map(|slab| used(*slab))
+            .filter_map(|slab| worth(*slab))
             .min()
             .map(|(_, slab)| slab)
     }
@@ -163,7 +219,10 @@ impl Cache {
         });
         let index = self.index(key);
         self.slab_of[index] = Some(slab);
-        self.by_layer[key.layer].push(slab);
+        self.held[key.layer] += 1;
+        if !self.pinned[index] {
+            self.by_layer[key.layer].push(slab);
+        }
     }
 
     /// Forgets what is in a slab, which is free then.
@@ -175,6 +234,7 @@ impl Cache {
         let index = self.index(held.key);
         self.slab_of[index] = None;
         self.by_layer[held.key.layer].retain(|s| *s != slab);
+        self.held[held.key.layer] -= 1;
         self.free.push(slab);
     }
 }
@@ -234,6 +294,59 @@ mod tests {
         cache.forget_use(cache.slab(key(0, 2)).unwrap());
         load(&mut cache, key(0, 3));
         assert_eq!(cache.slab(key(0, 2)), None);
+    }
+
+    #[test]
+    fn the_least_often_used_goes_first_but_for_those_of_the_last_pass() {
+        let mut cache = Cache::new(&[4], 1, 8, 4);
+        let pass = |cache: &mut Cache, expert: u32| {
+            cache.begin_pass(0, &[expert], 1);
+            match cache.slab(key(0, expert)) {
+                Some(slab) => cache.touch(slab),
+                None => drop(load(cache, key(0, expert))),
+            }
+        };
+        for expert in [1, 1, 1, 2, 2, 3, 3, 0] {
+            pass(&mut cache, expert);
+        }
+        pass(&mut cache, 4);
+        assert_eq!(cache.slab(key(0, 0)), None, "used once");
+        pass(&mut cache, 5);
+        assert_eq!(
+            cache.slab(key(0, 4)),
+            None,
+            "used once, and not in this pass"
+        );
+        assert!((1..4).all(|expert| cache.slab(key(0, expert)).is_some()));
+        // What is in fashion no longer makes room in time.
+        for _ in 0..600 {
+            pass(&mut cache, 6);
+            pass(&mut cache, 7);
+        }
+        pass(&mut cache, 5);
+        pass(&mut cache, 4);
+        assert!([6, 7].iter().all(|e| cache.slab(key(0, *e)).is_some()));
+        assert_eq!(cache.slab(key(0, 2)), None);
+    }
+
+    #[test]
+    fn pinned_experts_stay() {
+        let mut cache = Cache::new(&[4], 2, 8, 2);
+        let early = load(&mut cache, key(0, 5));
+        cache.pin(&[key(0, 5), key(0, 6)], 1);
+        load(&mut cache, key(0, 6));
+        for expert in 0..4 {
+            load(&mut cache, key(1, expert));
+        }
+        assert_eq!(cache.slab(key(0, 5)), Some(early));
+        assert!(cache.slab(key(0, 6)).is_some() && cache.slab(key(1, 3)).is_some());
+        assert_eq!((cache.holds(0), cache.holds(1)), (2, 2));
+        // A read that failed leaves nothing behind, and may be tried again.
+        cache.remove(early);
+        assert_eq!(cache.holds(0), 1);
+        load(&mut cache, key(0, 5));
+        load(&mut cache, key(0, 7));
+        assert_eq!(cache.slab(key(1, 2)), None, "the oldest that is not pinned");
     }
 
     #[test]

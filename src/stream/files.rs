@@ -17,6 +17,14 @@ pub(super) const GATE_UP: u8 = 0;
 /// Part of a slab that holds down.
 pub(super) const DOWN: u8 = 1;
 
+/// The weight of each source of the model's replicas, of weights for the model and for each mirror.
+fn source_weights(shards: &Shards, weights: &[u32]) -> Vec<u32> {
+    let (model, mirrors) = weights.split_first().map_or((0, &[][..]), |(w, m)| (*w, m));
+    let mut sources = vec![model; shards.dirs().len()];
+    sources.extend(mirrors);
+    sources
+}
+
 /// The catalogue of experts, the files behind it, and the classes of slabs that they need.
 #[derive(Debug)]
 pub struct ExpertFiles {
@@ -77,6 +85,12 @@ impl ExpertFiles {
         }
         experts.classes = slots::footprints(sizes.into_iter());
         Ok(experts)
+    }
+
+    /// Pins the ratio of the bytes that are read from each directory of the model (the first weight) and from each mirror (the
+    /// others); one with 0 is read only where no other copy is left.
+    pub fn pin(&mut self, shards: &Shards, weights: &[u32]) {
+        self.files.pin(source_weights(shards, weights));
     }
 
     /// Footprint and number of the experts of each slab class.

@@ -10,6 +10,7 @@ mod lookahead;
 pub mod routing;
 pub mod slots;
 pub mod store;
+pub mod usage;
 
 pub use catalog::Catalog;
 pub use files::ExpertFiles;

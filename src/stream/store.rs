@@ -15,6 +15,7 @@ use super::files::{DOWN, ExpertFiles, GATE_UP, scales_range, weights_range};
 use super::lookahead::{Costs, Foresight, LayerStats};
 use super::routing::{self, Recorder};
 use super::slots::Slots;
+use super::usage::Usage;
 use super::{Lookahead, Ready, Want};
 use crate::quant::{Activations, Matrix};
 
@@ -73,6 +74,8 @@ pub struct StreamStats {
     pub speculative_reads: u64,
     /// Of these, how many were then demanded.
     pub speculative_used: u64,
+    /// Experts that are kept, by what the runs before have used.
+    pub pinned: u64,
     /// The early looks at routers, by layer.
     pub lookahead: Vec<LayerStats>,
 }
@@ -114,6 +117,15 @@ pub struct ExpertStore {
     guessed: Vec<SlabId>,
     /// Slabs that are read for the next demand of the same layer.
     announced: Vec<SlabId>,
+    /// Pinned experts to read when the drives have nothing else to do, the hottest first.
+    preloads: VecDeque<Key>,
+    /// Slabs that are read for that.
+    preloading: Vec<SlabId>,
+    /// Of each class, how many slabs may be pinned, and how many experts a layer may keep.
+    kept: Vec<usize>,
+    share: usize,
+    /// What routers chose in this run.
+    usage: Usage,
     /// Scratch: experts to guess.
     likely: Vec<u32>,
     /// What routers said, if somebody wants to keep it.
@@ -163,6 +175,12 @@ impl ExpertStore {
         let Slots { classes, share } = options.slots;
         let counts: Vec<usize> = classes.iter().map(|class| class.count).collect();
         tracing::debug!(?classes, share, align = files.align(), "expert cache");
+        let footprints = files.footprints();
+        let kept = (counts.iter().zip(&footprints))
+            .map(|(count, f)| count.saturating_sub((top_k + 1).min(f.experts)))
+            .collect();
+        let layers: Vec<usize> = files.catalog.layers().collect();
+        let usage = Usage::new(layers, files.catalog.experts(), top_k);
         let model_layers = files.catalog.layers().last().map_or(0, |last| last + 1);
         let costs = Costs {
             expert_bytes: files.mean_bytes(),
@@ -182,6 +200,11 @@ impl ExpertStore {
             guesses: VecDeque::new(),
             guessed: Vec::new(),
             announced: Vec::new(),
+            preloads: VecDeque::new(),
+            preloading: Vec::new(),
+            kept,
+            share,
+            usage,
             likely: Vec::new(),
             recorder: None,
             activations: Activations::Exact,
@@ -207,6 +230,43 @@ impl ExpertStore {
     /// Ends [`ExpertStore::record_routing`].
     pub fn take_recorder(&mut self) -> Option<Recorder> {
         self.recorder.take()
+    }
+
+    /// Keeps the experts that `history` found to be the hottest in a `share` (0 to 1) of the slabs that are not needed for the
+    /// work itself, but for slots that would hold what the last token used: these are given up for an expert only that is used as often
+    /// as such a slot. They are read whenever the drives have nothing else to do, and stay. Comes before the first demand.
+    ///
+    /// # Errors
+    /// When a tensor's place in its file is impossible.
+    pub fn pin(&mut self, history: &Usage, share: f64) -> Result<(), StreamError> {
+        /// A token uses 23% to 41% of the experts of the one before it (GLM-5.2), and the history may be of another subject.
+        const SURE: f32 = 0.5;
+        let kept = |kept: &usize| (*kept as f64 * share.clamp(0.0, 1.0)) as usize;
+        let mut room: Vec<usize> = self.kept.iter().map(kept).collect();
+        let mut pinned = Vec::new();
+        let layers = self.files.moe_layers().max(1);
+        let kept: usize = self.kept.iter().sum();
+        let spare = kept.saturating_sub(layers * self.top_k);
+        for (layer, expert, rate) in history.hottest() {
+            let key = Key { layer, expert };
+            let room = &mut room[usize::from(self.files.class(key))];
+            if *room > 0 && (pinned.len() < spare || rate >= SURE) {
+                *room -= 1;
+                pinned.push(key);
+            }
+        }
+        let rest = kept.saturating_sub(pinned.len()) / layers;
+        self.cache.pin(&pinned, self.share.min(rest));
+        self.stats.pinned = pinned.len() as u64;
+        self.preloads = pinned.into();
+        self.start_preloads()?;
+        self.engine.flush();
+        Ok(())
+    }
+
+    /// What routers chose so far.
+    pub fn usage(&self) -> &Usage {
+        &self.usage
     }
 
     /// How many of the likeliest experts of a layer should be found out for each token, before its router decides; 0 when
@@ -266,6 +326,8 @@ impl ExpertStore {
         self.take_events()?;
         self.guesses.clear();
         let tokens = chosen.len() / self.top_k;
+        self.usage.record(layer, chosen);
+        self.cache.begin_pass(layer, chosen, tokens);
         self.foresight.routed(layer, chosen, tokens);
         self.settle_guesses(layer, chosen);
         Ok(())
@@ -435,6 +497,28 @@ impl ExpertStore {
                 self.guessed.push(slab);
             }
         }
+        self.start_preloads()
+    }
+
+    /// Starts the reads of pinned experts that nobody has demanded yet, a few at a time, in slabs that nobody else waits for.
+    fn start_preloads(&mut self) -> Result<(), StreamError> {
+        /// Enough to keep the drives busy while an attention is computed.
+        const AT_ONCE: usize = 8;
+        let waiting = self.demands.iter().any(|d| d.stage == Stage::NoSlab);
+        if waiting || !self.guesses.is_empty() {
+            return Ok(());
+        }
+        while self.preloading.len() < AT_ONCE
+            && let Some(&key) = self.preloads.front()
+        {
+            if self.cache.slab(key).is_none() {
+                let Some(slab) = self.start(key, Priority::Preload)? else {
+                    break;
+                };
+                self.preloading.push(slab);
+            }
+            self.preloads.pop_front();
+        }
         Ok(())
     }
 
@@ -541,6 +625,7 @@ impl ExpertStore {
         match event {
             Event::Part(..) => return Ok(()),
             Event::Full(slab) => {
+                self.preloading.retain(|s| *s != slab);
                 if self.demand_on(slab).is_none() && self.lent != Some(slab) {
                     self.cache.set_busy(slab, false);
                 }
@@ -583,6 +668,7 @@ impl ExpertStore {
     fn forget(&mut self, slab: SlabId) {
         self.cache.remove(slab);
         self.guessed.retain(|s| *s != slab);
+        self.preloading.retain(|s| *s != slab);
     }
 
     /// The error for a matrix whose scales turned out to be infinite or NaN.

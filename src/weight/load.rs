@@ -44,6 +44,8 @@ enum Check {
 #[derive(Debug)]
 struct Wanted {
     name: String,
+    /// How the matrix is stored; `None` for scales.
+    format: Option<Format>,
     range: extent::Range,
     check: Check,
 }
@@ -101,6 +103,12 @@ impl<'a> Loader<'a> {
         self.bytes
     }
 
+    /// The matrices that were asked for, and how they are stored.
+    pub fn formats(&self) -> impl Iterator<Item = (&str, Format)> {
+        let wanted = self.wanted.iter();
+        wanted.filter_map(|wanted| Some((wanted.name.as_str(), wanted.format?)))
+    }
+
     /// Whether there is a tensor of that name.
     pub fn has(&self, name: &str) -> bool {
         self.shards.find(name).is_some()
@@ -152,10 +160,10 @@ impl<'a> Loader<'a> {
         }
         let store = Store::Resident {
             resident: self.resident.clone(),
-            bytes: self.want(&stored.tensor, check(stored.format)),
+            bytes: self.want(&stored.tensor, Some(stored.format), check(stored.format)),
             scales: stored
                 .scales
-                .map(|scales| self.want(&scales, Check::Scales)),
+                .map(|scales| self.want(&scales, None, Check::Scales)),
         };
         Ok(Weight {
             format: stored.format,
@@ -166,10 +174,11 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn want(&mut self, tensor: &Tensor<'_>, check: Check) -> usize {
+    fn want(&mut self, tensor: &Tensor<'_>, format: Option<Format>, check: Check) -> usize {
         self.bytes += tensor.bytes;
         self.wanted.push(Wanted {
             name: tensor.name.to_owned(),
+            format,
             range: range(tensor),
             check,
         });

@@ -151,6 +151,40 @@ fn scales_that_are_no_numbers_are_refused() {
 }
 
 #[test]
+fn norms_biases_and_routers_that_are_no_numbers_are_refused() {
+    let one = |dtype, shape: Vec<usize>, bytes: Vec<u8>| {
+        let dir = tempfile::tempdir().unwrap();
+        let view = TensorView::new(dtype, shape.clone(), &bytes).unwrap();
+        let path = dir.path().join("model.safetensors");
+        safetensors::serialize_to_file([(NAME, view)], None, &path).unwrap();
+        let shards = Shards::open(&[dir.path().to_path_buf()]).unwrap();
+        let load = || {
+            let mut loader = Loader::new(&shards)?;
+            match shape[..] {
+                [len] => loader.vector(NAME, len).map(drop)?,
+                _ => loader.finite_matrix(NAME, shape[0], shape[1]).map(drop)?,
+            }
+            loader.finish(true, &|_, _| {})
+        };
+        load().map_err(|error: WeightError| error.to_string())
+    };
+    let halves = |bits: [u16; 4]| bits.iter().flat_map(|b| b.to_le_bytes()).collect();
+    for shape in [vec![4], vec![2, 2]] {
+        for (dtype, bits) in [
+            (Dtype::BF16, [0x3f80, 0, 0x7f80, 0]),
+            (Dtype::F16, [0x3c00, 0, 0x7c00, 0]),
+        ] {
+            let error = one(dtype, shape.clone(), halves(bits)).unwrap_err();
+            assert_eq!(error, format!("tensor {NAME}: value 2 is inf"));
+        }
+        let floats = |third: f32| [1.0, -2.0, third, 4.0].map(f32::to_le_bytes).concat();
+        let error = one(Dtype::F32, shape.clone(), floats(f32::NAN)).unwrap_err();
+        assert_eq!(error, format!("tensor {NAME}: value 2 is NaN"));
+        assert_eq!(one(Dtype::F32, shape, floats(3.0)), Ok(()));
+    }
+}
+
+#[test]
 fn tensors_of_other_kinds_are_refused() {
     let mut shard = Shard::grouped();
     shard.tensors.pop();

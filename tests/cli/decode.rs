@@ -83,6 +83,8 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         "phase_seconds",
         "speculative_reads",
         "speculative_used",
+        "pinned",
+        "usage_runs",
         "lookahead",
         "ring_enters",
         "replicas",
@@ -263,6 +265,7 @@ fn wrong_flags_are_exit_code_2() {
         &["--prompt-ids", "1", "--lookahead", "some"],
         &["--prompt-ids", "1", "--dsa", "maybe"],
         &["--prompt-ids", "1", "--activations", "int4"],
+        &["--prompt-ids", "1", "--pin-share", "101%"],
     ];
     for args in wrong {
         let output = run("decode", &fixture("f32-smallest"), args);

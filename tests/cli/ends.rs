@@ -84,7 +84,9 @@ fn end(mut child: Child) -> (Option<i32>, String, String) {
 #[test]
 fn ctrl_c_keeps_what_was_printed() {
     let model = endless();
-    let mut child = endless_decode(&model, "3,4,5").spawn().unwrap();
+    let mut decode = endless_decode(&model, "3,4,5");
+    decode.env_remove("COLIBRI_NO_USAGE");
+    let mut child = decode.spawn().unwrap();
     let mut out = child.stdout.take().unwrap();
     let mut first = [0; 64];
     out.read_exact(&mut first).unwrap();
@@ -105,6 +107,10 @@ fn ctrl_c_keeps_what_was_printed() {
     let ids: Vec<Value> = printed.split(' ').map(|id| id.parse().unwrap()).collect();
     let known = ids.len().min(200);
     assert_eq!(ids[..known], tokens(&model, known));
+    assert!(
+        model.file(".coli_usage").is_file(),
+        "what was counted is kept"
+    );
 }
 
 #[test]

@@ -109,6 +109,50 @@ fn settings() {
     }
 }
 
+/// The history of earlier runs decides what is kept in memory.
+#[test]
+fn history_and_pins() {
+    for name in ["bf16-shared", "f16-long", "container-mixed"] {
+        let shipped = Saved::named(name);
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        for entry in std::fs::read_dir(&shipped.dirs[0]).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+        }
+        let model = Saved {
+            dirs: vec![dir.path().to_path_buf()],
+            ..Saved::named(name)
+        };
+        let expected = numbers(&shipped, &[], |_| {});
+        let with_history = |command: &mut Command| {
+            command.env_remove("COLIBRI_NO_USAGE");
+        };
+        let settings: [&[&str]; 5] = [
+            &["--cache-slots", "6"],
+            &["--cache-slots", "6", "--pin-share", "100%"],
+            &[
+                "--cache-slots",
+                "2",
+                "--pin-share",
+                "0.5",
+                "--lookahead",
+                "3",
+            ],
+            &["--cache-slots", "0", "--pin-share", "100%"],
+            &["--pin-share", "100%", "--engine", "pread", "--threads", "1"],
+        ];
+        for (run, settings) in settings.into_iter().enumerate() {
+            let (logits, tokens, stats) = numbers(&model, settings, with_history);
+            assert!(logits == expected.0, "{name} {settings:?}");
+            assert_eq!(tokens, expected.1, "{name} {settings:?}");
+            // Before it, the same settings have scored.
+            assert_eq!(stats["usage_runs"], 2 * run + 1);
+            let pinned = stats["pinned"].as_u64().unwrap();
+            assert_eq!(pinned > 0, !settings.contains(&"0"), "{name} {settings:?}");
+        }
+    }
+}
+
 #[test]
 fn io_uring_denied() {
     for model in MODELS.map(Saved::named) {

@@ -9,6 +9,7 @@ use colibri_ring::sim::{Clock, SimDrive};
 use colibri_uring::config::Config;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::slots::{Budget, slots};
+use colibri_uring::stream::usage::Usage;
 use colibri_uring::stream::{
     Catalog, ExpertFiles, ExpertStore, Lookahead, Ready, StoreOptions, StreamError, Want,
 };
@@ -234,6 +235,71 @@ proptest! {
         let arithmetic = TOP_K as f64 * compute.as_secs_f64();
         let both = read + arithmetic;
         prop_assert!(took < 1.25 * read.max(arithmetic), "{took} s, {read} s reading, {arithmetic} s computing, {both} s in turns");
+    }
+}
+
+/// What a run would have counted that used these experts of every layer.
+fn used(b: &Bench, experts: &[u32]) -> Usage {
+    let mut usage = Usage::new(b.layers.clone(), b.experts, TOP_K);
+    for layer in &b.layers {
+        (0..10).for_each(|_| usage.record(*layer, experts));
+    }
+    usage
+}
+
+#[test]
+fn pinned_experts_are_read_behind_everything_else_and_stay() {
+    let run = |pins: bool| {
+        let mut b = bench(vec![drive(2_000)], 4, Lookahead::Off);
+        let (layers, hot) = (b.layers.clone(), [9, 10, 11]);
+        if pins {
+            let history = used(&b, &hot);
+            b.store.pin(&history, 1.0).unwrap();
+        }
+        // What the prompt needs comes as soon as without pins, but for what the drive has already begun.
+        b.layer(layers[0], &[0, 1, 2], Duration::ZERO).unwrap();
+        let first = b.clock.now();
+        for step in 0..40u64 {
+            let ids: Vec<u32> = some(step, TOP_K, 9);
+            for layer in &layers {
+                b.layer(*layer, &ids, Duration::from_millis(8)).unwrap();
+            }
+        }
+        let before = b.store.stats();
+        for layer in &layers {
+            b.layer(*layer, &hot, Duration::ZERO).unwrap();
+        }
+        let after = b.store.stats();
+        (first, after.pinned, after.hits - before.hits)
+    };
+    let (without, with) = (run(false), run(true));
+    let experts = (3 * bench(vec![drive(2_000)], 4, Lookahead::Off).layers.len()) as u64;
+    assert_eq!((without.1, without.2), (0, 0));
+    assert_eq!((with.1, with.2), (experts, experts));
+    let chunks = Duration::from_secs_f64(2.0 * 4096.0 / (2_000.0 * 1024.0));
+    assert!(
+        with.0 <= without.0 + chunks,
+        "{:?} and {:?}",
+        with.0,
+        without.0
+    );
+}
+
+#[test]
+fn what_is_pinned_leaves_room_for_the_work() {
+    for per_layer in [0, 1, 2, 12] {
+        let mut b = bench(vec![drive(2_000)], per_layer, Lookahead::Auto);
+        let all: Vec<u32> = (0..12).collect();
+        let history = used(&b, &all[..]);
+        b.store.pin(&history, 1.0).unwrap();
+        for step in 0..30u64 {
+            for layer in b.layers.clone() {
+                let ids = some(step * 31 + layer as u64, 9, b.experts);
+                b.layer(layer, &ids, Duration::from_millis(1)).unwrap();
+            }
+        }
+        let pinned = b.store.stats().pinned as usize;
+        assert!(pinned <= per_layer * b.layers.len());
     }
 }
 

@@ -142,6 +142,7 @@ fn read(
         slab_bytes,
         warm_up: Duration::from_secs(1),
         time: Duration::from_secs_f64(args.seconds),
+        watch_every: Duration::from_millis(25),
     };
     let mut dice = Dice(7);
     let expert = args.expert * MIB;

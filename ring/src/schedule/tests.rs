@@ -72,6 +72,26 @@ fn demand_goes_before_speculation() {
 }
 
 #[test]
+fn preloads_come_last_and_can_be_promoted() {
+    let all = Window {
+        bytes: u64::MAX,
+        reads: 100,
+    };
+    let mut s = Scheduler::new(4, &files(1, 1), all);
+    let mut events = Vec::new();
+    let (_, c) = chunks(&[(0, 0, 4096, 0)], 4096);
+    s.push(SlabId(0), Priority::Preload, &c, &mut events);
+    s.push(SlabId(1), Priority::Preload, &c, &mut events);
+    s.push(SlabId(2), Priority::Speculative, &c, &mut events);
+    s.push(SlabId(3), Priority::Demand, &c, &mut events);
+    s.promote(SlabId(1));
+    let order: Vec<u32> = std::iter::from_fn(|| s.next(NOW))
+        .map(|op| op.slab.0)
+        .collect();
+    assert_eq!(order, [3, 1, 2, 0]);
+}
+
+#[test]
 fn the_window_bounds_what_a_drive_has() {
     let mut s = Scheduler::new(
         1,

@@ -3,47 +3,46 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use colibri_ring::engine::Options;
 use colibri_ring::extent::Layout;
+use colibri_ring::file::File;
 use colibri_ring::replica::{Files, Replicas};
 use colibri_uring::config::Config;
 use colibri_uring::measure::{self, Dice, Load, Measured};
-use colibri_uring::shards::Shards;
+use colibri_uring::plan;
+use colibri_uring::report::hlog::Interval;
+use colibri_uring::report::mirrors::Mirrors;
+use colibri_uring::report::{Page, machine};
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;
 
-use super::super::args::{DirectArg, EngineArg, check_mirrors, seconds};
+use super::super::args::{Weights, check_weights, seconds};
 use super::super::progress::spinner;
+use super::super::report::ReportArgs;
+use super::CopiesArgs;
 
 /// Read experts from each drive alone and from all together, and compare
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  colibri-uring mirror bench --model /ssd1/GLM-5.2 --mirror /ssd2/GLM-5.2"
-)]
+#[command(after_help = "Examples:\n  \
+    colibri-uring mirror bench --model /ssd1/GLM-5.2 --mirror /ssd2/GLM-5.2\n  \
+    colibri-uring mirror bench --model /ssd1/GLM-5.2 --mirror /ssd2/GLM-5.2 --report mirrors.html")]
 pub struct BenchArgs {
-    /// Directory with config.json and *.safetensors; give it several times for a model split over drives
-    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
-    model: Vec<PathBuf>,
-    /// Directory on another drive with copies of the model's files; up to 4 times
-    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MIRROR")]
-    mirror: Vec<PathBuf>,
+    #[command(flatten)]
+    copies: CopiesArgs,
+    /// In what ratio to read from the model's drive and the mirrors when all are read together, like 2,1 (the model's first)
+    /// [default: from each as fast as it is]
+    #[arg(long, value_name = "W,W,...", env = "COLIBRI_MIRROR_WEIGHTS")]
+    mirror_weights: Option<Weights>,
     /// How long each measurement takes
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds, env = "COLIBRI_SECONDS")]
     seconds: f64,
-    /// What reads
-    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_ENGINE")]
-    engine: EngineArg,
-    /// Whether to read around the page cache (O_DIRECT)
-    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_DIRECT")]
-    direct: DirectArg,
-    /// Print one JSON object
-    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
-    json: bool,
+    #[command(flatten)]
+    reports: ReportArgs,
 }
 
 /// The JSON object.
@@ -71,13 +70,21 @@ struct Combined {
     shares: Vec<f64>,
 }
 
+/// A measurement and when it began.
+type Timed = (SystemTime, Measured);
+
 /// Measures and prints.
 pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
-    check_mirrors(&args.mirror);
-    let config = Config::load(&args.model[0])?;
-    let shards = Shards::open_mirrored(&args.model, &args.mirror)?;
+    check_weights(args.mirror_weights.as_ref(), &args.copies.mirror);
+    let reports = args.reports.create()?;
+    let config = Config::load(&args.copies.model[0])?;
+    let shards = args.copies.open()?;
     let catalog = Catalog::new(&shards, &config)?;
-    let experts = ExpertFiles::new(&shards, catalog, args.direct.into())?;
+    let direct = args.copies.direct.into();
+    let mut experts = ExpertFiles::new(&shards, catalog, direct)?;
+    if let Some(weights) = &args.mirror_weights {
+        experts.pin(&shards, &weights.0);
+    }
     let layouts = experts.layouts()?;
     ensure!(!layouts.is_empty(), "the model has no routed experts");
     let copies = shards.replicas();
@@ -85,56 +92,40 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         .map(PathBuf::as_path)
         .collect();
 
-    let mut single = Vec::new();
+    let mut alone: Vec<Option<Timed>> = Vec::new();
     for (source, dir) in dirs.iter().enumerate() {
-        let bar = spinner(format!("{} alone", dir.display()));
-        let alone = only(&copies, source);
-        let there: Vec<&Layout> = (layouts.iter())
-            .filter(|layout| {
-                layout
-                    .spans
-                    .iter()
-                    .all(|s| !alone[s.file as usize].is_empty())
-            })
-            .collect();
-        let mib_per_s = if there.is_empty() {
+        let files = only(&copies, source);
+        let held =
+            |layout: &&Layout| (layout.spans.iter()).all(|s| !files[s.file as usize].is_empty());
+        let there: Vec<&Layout> = layouts.iter().filter(held).collect();
+        alone.push(if there.is_empty() {
             tracing::warn!(
                 "{} holds no whole expert: it is not measured alone",
                 dir.display()
             );
             None
         } else {
-            let files = Files::new(alone, args.direct.into())?;
-            Some(measure(args, &files, &there, 1)?.mib_per_s())
-        };
-        bar.finish_and_clear();
-        single.push(Single {
-            dir: dir.display().to_string(),
-            mib_per_s,
+            let files = Files::new(files, direct)?;
+            let what = format!("{} alone", dir.display());
+            Some(measure(args, what, &files, &there, 1)?)
         });
     }
-    let bar = spinner("all together".into());
     let all: Vec<&Layout> = layouts.iter().collect();
-    let together = measure(args, experts.files(), &all, dirs.len())?;
-    bar.finish_and_clear();
-
-    let sum: f64 = single.iter().filter_map(|s| s.mib_per_s).sum();
-    let total = together.total().max(1) as f64;
-    let share = |source| {
-        together
-            .bytes
-            .get(source)
-            .map_or(0.0, |bytes| *bytes as f64 / total)
-    };
-    let report = Report {
-        combined: Combined {
-            mib_per_s: together.mib_per_s(),
-            scaling: together.mib_per_s() / sum.max(f64::MIN_POSITIVE),
-            shares: (0..dirs.len()).map(share).collect(),
-        },
-        single,
-    };
-    if args.json {
+    let together = measure(
+        args,
+        "all together".into(),
+        experts.files(),
+        &all,
+        dirs.len(),
+    )?;
+    let report = Report::new(&dirs, &alone, &together.1);
+    let facts = || machine::facts(&first_files(&copies, dirs.len()));
+    reports.write(
+        || page(args, &report, &alone, &together.1, &facts()).html(),
+        "mirror bench of colibri-uring; values are nanoseconds from submission to completion of a read",
+        &intervals(&dirs, &alone, &together),
+    )?;
+    if args.copies.json {
         super::super::print_json(&report)?;
     } else {
         print(
@@ -143,6 +134,84 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         )?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+impl Report {
+    fn new(dirs: &[&Path], alone: &[Option<Timed>], together: &Measured) -> Report {
+        let speed = |timed: &Option<Timed>| timed.as_ref().map(|(_, m)| m.mib_per_s());
+        let sum: f64 = alone.iter().filter_map(speed).sum();
+        let total = together.total().max(1) as f64;
+        let share = |source| {
+            let bytes = together.bytes.get(source);
+            bytes.map_or(0.0, |bytes| *bytes as f64 / total)
+        };
+        Report {
+            single: (dirs.iter().zip(alone))
+                .map(|(dir, timed)| Single {
+                    dir: dir.display().to_string(),
+                    mib_per_s: speed(timed),
+                })
+                .collect(),
+            combined: Combined {
+                mib_per_s: together.mib_per_s(),
+                scaling: together.mib_per_s() / sum.max(f64::MIN_POSITIVE),
+                shares: (0..dirs.len()).map(share).collect(),
+            },
+        }
+    }
+}
+
+fn page(
+    args: &BenchArgs,
+    report: &Report,
+    alone: &[Option<Timed>],
+    together: &Measured,
+    facts: &[(String, String)],
+) -> Page {
+    let single = (report.single.iter().zip(alone))
+        .map(|(single, timed)| (single.dir.clone(), timed.as_ref().map(|(_, m)| m)));
+    Mirrors {
+        subject: &args.copies.model[0].display().to_string(),
+        single: single.collect(),
+        together,
+        shares: &report.combined.shares,
+        scaling: report.combined.scaling,
+        facts,
+    }
+    .page()
+}
+
+/// Each measurement for the log, in the order in which they were made.
+fn intervals<'a>(
+    dirs: &[&Path],
+    alone: &'a [Option<Timed>],
+    together: &'a Timed,
+) -> Vec<Interval<'a>> {
+    let interval = |tag: String, (start, measured): &'a Timed| Interval {
+        tag,
+        start: *start,
+        duration: measured.elapsed,
+        latency_us: &measured.latency_us,
+    };
+    let mut intervals: Vec<Interval<'a>> = (dirs.iter().zip(alone))
+        .filter_map(|(dir, timed)| {
+            Some(interval(
+                format!("alone:{}", dir.display()),
+                timed.as_ref()?,
+            ))
+        })
+        .collect();
+    intervals.push(interval("together".into(), together));
+    intervals
+}
+
+/// A file of each source, whose drive is described.
+fn first_files(copies: &[Replicas], sources: usize) -> Vec<Arc<File>> {
+    let first = |source| {
+        let mut of_source = copies.iter().flatten().filter(|copy| copy.source == source);
+        of_source.next().map(|copy| copy.file.clone())
+    };
+    (0..sources).filter_map(first).collect()
 }
 
 /// Every file with its copy in one source; an empty list where it has none there.
@@ -159,26 +228,32 @@ fn only(copies: &[Replicas], source: usize) -> Vec<Replicas> {
 
 fn measure(
     args: &BenchArgs,
+    what: String,
     files: &Files,
     layouts: &[&Layout],
     drives: usize,
-) -> anyhow::Result<Measured> {
+) -> anyhow::Result<Timed> {
+    let bar = spinner(what);
     let engine = Options {
-        kind: args.engine.into(),
+        kind: args.copies.engine.into(),
         ..Options::default()
     };
     let slab_bytes = layouts.iter().map(|l| l.footprint).max().unwrap_or(0);
     let time = Duration::from_secs_f64(args.seconds);
     let load = Load {
         engine,
-        slabs: measure::slabs(&engine, drives, slab_bytes),
+        slabs: plan::slabs_that_fit(measure::slabs(&engine, drives, slab_bytes), 2, slab_bytes)?,
         slab_bytes,
         warm_up: (time / 4).min(Duration::from_secs(1)),
         time,
+        watch_every: Duration::MAX,
     };
     let mut dice = Dice(0);
     let next = || layouts[dice.below(layouts.len() as u64) as usize].clone();
-    measure::read(files, load, next, |_, _| ()).context("cannot measure")
+    let start = SystemTime::now();
+    let measured = measure::read(files, load, next, |_, _| ()).context("cannot measure")?;
+    bar.finish_and_clear();
+    Ok((start, measured))
 }
 
 /// A table for people.

@@ -1,20 +1,18 @@
 //! `mirror verify`: whether mirrors are copies.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use colibri_ring::engine::Options;
 use colibri_uring::measure::mib_per_s;
 use colibri_uring::shards::Shards;
 use colibri_uring::verify::{Verdict, bytes_to_compare, path_in_mirror, verify};
 use serde::Serialize;
 
-use super::super::args::{DirectArg, EngineArg, check_mirrors};
 use super::super::{progress, size::human};
+use super::CopiesArgs;
 
 /// Compare every byte of the mirrors with the model's files; exit code 1 when one differs
 #[derive(Debug, Args)]
@@ -22,21 +20,8 @@ use super::super::{progress, size::human};
     after_help = "Example:\n  colibri-uring mirror verify --model /ssd1/GLM-5.2 --mirror /ssd2/GLM-5.2"
 )]
 pub struct VerifyArgs {
-    /// Directory with *.safetensors files; give it several times for a model split over drives
-    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
-    model: Vec<PathBuf>,
-    /// Directory with copies of them; up to 4 times
-    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MIRROR")]
-    mirror: Vec<PathBuf>,
-    /// What reads
-    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_ENGINE")]
-    engine: EngineArg,
-    /// Whether to read around the page cache (O_DIRECT)
-    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_DIRECT")]
-    direct: DirectArg,
-    /// Print one JSON object
-    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
-    json: bool,
+    #[command(flatten)]
+    copies: CopiesArgs,
 }
 
 /// The JSON object.
@@ -77,8 +62,8 @@ struct FirstDifference {
 
 /// Compares and prints.
 pub fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
-    check_mirrors(&args.mirror);
-    let shards = Shards::open_mirrored(&args.model, &args.mirror)?;
+    let args = &args.copies;
+    let shards = args.open()?;
     let options = Options {
         kind: args.engine.into(),
         ..Options::default()

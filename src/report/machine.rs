@@ -1,0 +1,146 @@
+//! On what a measurement was made.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytesize::ByteSize;
+use colibri_ring::file::File;
+use colibri_ring::probe::{self, huge};
+
+/// Kernel, processor, memory, huge pages, and the drive of each of `files` with its file system and O_DIRECT, by name.
+pub fn facts(files: &[Arc<File>]) -> Vec<(String, String)> {
+    let mut facts = vec![
+        ("Kernel".to_owned(), format!("Linux {}", probe::kernel())),
+        ("Processor".to_owned(), processor()),
+        ("Memory".to_owned(), memory()),
+        ("Huge pages".to_owned(), huge_pages()),
+    ];
+    let mut seen = Vec::new();
+    for file in files {
+        if !seen.contains(&file.drive()) {
+            seen.push(file.drive());
+            let dir = file.path().parent().unwrap_or(Path::new("."));
+            facts.push((format!("Drive of {}", dir.display()), drive(file)));
+        }
+    }
+    facts
+}
+
+fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == "model name").then(|| value.trim().to_owned())
+    });
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let model = model.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    format!("{model}, {threads} threads")
+}
+
+fn memory() -> String {
+    match crate::plan::available(&crate::plan::Roots::default()) {
+        Ok(memory) => format!(
+            "{} of {} available",
+            human(memory.mem_available),
+            human(memory.mem_total)
+        ),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn huge_pages() -> String {
+    let huge = huge::huge_pages();
+    let setting = huge.setting.as_deref().unwrap_or("not in this kernel");
+    let granted = if huge.granted() {
+        "granted"
+    } else {
+        "not granted"
+    };
+    format!("transparent: {setting}, {granted}")
+}
+
+fn drive(file: &File) -> String {
+    let mount = mount_of(file.path());
+    let (source, kind) = mount.unwrap_or_else(|| ("unknown".into(), "unknown".into()));
+    let direct = match file.direct() {
+        Ok((_, align)) => format!("O_DIRECT with offsets aligned to {} bytes", align.offset),
+        Err(reason) => format!("no O_DIRECT: {reason}"),
+    };
+    let model = block_device(&source, file.drive())
+        .map_or(String::new(), |described| format!(" ({described})"));
+    format!("{source}{model}, {kind}; {direct}")
+}
+
+/// Model, size and kind of a block device, as far as the kernel knows them.
+fn block_device(source: &str, st_dev: u64) -> Option<String> {
+    let by_name = fs::metadata(source).ok().map(|meta| meta.rdev());
+    let dev = by_name.filter(|dev| *dev != 0).unwrap_or(st_dev);
+    let numbers = (rustix::fs::major(dev), rustix::fs::minor(dev));
+    let block = PathBuf::from(format!("/sys/dev/block/{}:{}", numbers.0, numbers.1));
+    let block = fs::canonicalize(block).ok()?;
+    // A partition has its disk above it.
+    let disk = if block.join("queue").exists() {
+        block.clone()
+    } else {
+        block.parent()?.to_owned()
+    };
+    let read = |path: PathBuf| Some(fs::read_to_string(path).ok()?.trim().to_owned());
+    let mut words: Vec<String> = Vec::new();
+    words.extend(read(disk.join("device/model")));
+    if let Some(sectors) = read(disk.join("size")).and_then(|s| s.parse::<u64>().ok()) {
+        words.push(human(sectors.saturating_mul(512)));
+    }
+    match read(disk.join("queue/rotational")).as_deref() {
+        Some("0") => words.push("solid state".into()),
+        Some("1") => words.push("called rotational by the kernel".into()),
+        _ => {}
+    }
+    (!words.is_empty()).then(|| words.join(", "))
+}
+
+/// Source and type of the file system that holds a path.
+fn mount_of(path: &Path) -> Option<(String, String)> {
+    let path = fs::canonicalize(path).ok()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    find_mount(&mounts, &path)
+}
+
+fn find_mount(mounts: &str, path: &Path) -> Option<(String, String)> {
+    let parsed = mounts.lines().filter_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        // The kernel writes a space as \040.
+        let point = PathBuf::from(left.split(' ').nth(4)?.replace("\\040", " "));
+        let mut right = right.split(' ');
+        let kind = right.next()?.to_owned();
+        let source = right.next()?.to_owned();
+        Some((point, source, kind))
+    });
+    // The deepest mount point; of several at one place the last one is on top.
+    parsed
+        .filter(|(point, ..)| path.starts_with(point))
+        .max_by_key(|(point, ..)| point.components().count())
+        .map(|(_, source, kind)| (source, kind))
+}
+
+fn human(bytes: u64) -> String {
+    ByteSize::b(bytes).display().iec().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deepest_mount_holds_a_path() {
+        let mounts = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
+                      2 1 8:2 / /a\\040b rw - xfs /dev/nvme0n1p1 rw\n\
+                      3 1 8:3 / /a rw - btrfs /dev/sdb rw\n";
+        let found = |path: &str| find_mount(mounts, Path::new(path)).unwrap().0;
+        assert_eq!(found("/x/y"), "/dev/sda1");
+        assert_eq!(found("/a b/c"), "/dev/nvme0n1p1");
+        assert_eq!(found("/a/c"), "/dev/sdb");
+        assert_eq!(found("/ab"), "/dev/sda1");
+    }
+}

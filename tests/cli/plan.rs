@@ -1,0 +1,131 @@
+//! `plan`: every term of the memory that a model takes, and whether it fits.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::child::{colibri, error_of, finish, json_of, on_model, stderr};
+use crate::common::Saved;
+
+fn model() -> Vec<PathBuf> {
+    Saved::named("tiny-text").dirs
+}
+
+fn plan(args: &[&str]) -> Value {
+    json_of(&finish(on_model(
+        "plan",
+        &model(),
+        &[args, &["--json"]].concat(),
+    )))
+}
+
+const TERMS: [&str; 8] = [
+    "dense_bytes",
+    "kv_bytes",
+    "scratch_bytes",
+    "scores_bytes",
+    "index_bytes",
+    "program_bytes",
+    "working_slab_bytes",
+    "cache_slab_bytes",
+];
+
+fn bytes(plan: &Value, key: &str) -> u64 {
+    plan[key]
+        .as_u64()
+        .unwrap_or_else(|| panic!("{key}: {plan}"))
+}
+
+fn sum(plan: &Value) -> u64 {
+    TERMS.iter().map(|key| bytes(plan, key)).sum()
+}
+
+#[test]
+fn the_terms_add_up_and_fit() {
+    let plan = plan(&["--ram", "1GiB", "--context", "100"]);
+    assert_eq!(plan["fits"], true);
+    assert!(bytes(&plan, "cache_slots_per_layer") > 0);
+    assert_eq!(sum(&plan), bytes(&plan, "total_bytes"));
+    assert_eq!(bytes(&plan, "budget_bytes"), 1 << 30);
+    assert!(bytes(&plan, "total_bytes") <= 1 << 30);
+    // What the machine has is told whatever the budget.
+    assert!(bytes(&plan, "mem_available_bytes") <= bytes(&plan, "mem_total_bytes"));
+}
+
+#[test]
+fn without_a_budget_it_is_what_is_available() {
+    let plan = plan(&[]);
+    let available = bytes(&plan, "mem_available_bytes");
+    let left = plan["cgroup"]["left_bytes"].as_u64().unwrap_or(u64::MAX);
+    let budget = available.min(left) - bytes(&plan, "reserve_bytes");
+    assert_eq!(bytes(&plan, "budget_bytes"), budget);
+    assert_eq!(plan["budget_source"], "available");
+}
+
+#[test]
+fn a_longer_context_and_a_longer_prompt_take_more() {
+    let of = |args: &[&str], key: &str| bytes(&plan(&[&["--ram", "2GiB"], args].concat()), key);
+    let kv = |context: &str| of(&["--context", context], "kv_bytes");
+    assert!(kv("20000") > kv("10000"));
+    let scratch = |prompt: &str| {
+        let args = ["--context", "99999", "--prompt-tokens", prompt];
+        of(&args, "scratch_bytes")
+    };
+    assert!(scratch("99999") > scratch("1"));
+    assert_eq!(of(&["--cache-slots", "2"], "cache_slots_per_layer"), 2);
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_every_term() {
+    let args = ["--ram", "2MiB", "--json"];
+    let output = finish(on_model("plan", &model(), &args));
+    assert_eq!(output.status.code(), Some(1));
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(plan["fits"], false);
+    assert_eq!(plan["cache_slots_per_layer"], Value::Null);
+    assert_eq!(sum(&plan), bytes(&plan, "total_bytes"));
+    assert!(stderr(&output).contains("does not fit into 2.0 MiB"));
+
+    let output = finish(on_model("plan", &model(), &["--ram", "2MiB"]));
+    assert_eq!(output.status.code(), Some(1));
+    let table = String::from_utf8(output.stdout).unwrap();
+    for term in ["resident weights", "KV cache", "budget", "it does not fit"] {
+        assert!(table.contains(term), "{table}");
+    }
+}
+
+#[test]
+fn a_number_without_unit_gets_a_hint() {
+    let output = finish(on_model("plan", &model(), &["--ram", "24"]));
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(text.contains("did you mean 24GiB?"), "{text}");
+}
+
+#[test]
+fn a_prompt_longer_than_its_context_is_refused() {
+    let args = ["--context", "10", "--prompt-tokens", "11"];
+    let line = error_of(&finish(on_model("plan", &model(), &args)));
+    assert!(line.contains("prompt of 11 tokens"), "{line}");
+    let mut help = colibri();
+    help.args(["plan", "--help"]);
+    assert_eq!(finish(help).status.code(), Some(0));
+}
+
+/// Decoding stays within what was planned for it.
+#[test]
+fn a_run_stays_within_its_plan() {
+    let args = [
+        "--prompt-ids",
+        "1,2,3",
+        "-n",
+        "200",
+        "--ram",
+        "64MiB",
+        "--json",
+    ];
+    let run = json_of(&finish(on_model("decode", &model(), &args)));
+    let plan = plan(&["--ram", "64MiB", "--context", "203", "--prompt-tokens", "3"]);
+    let peak = run["stats"]["peak_rss_bytes"].as_u64().unwrap();
+    assert!(peak <= bytes(&plan, "total_bytes"), "{peak}: {plan}");
+}
