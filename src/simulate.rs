@@ -8,7 +8,7 @@ use colibri_ring::sim::Clock;
 
 use crate::config::Config;
 use crate::pool::Pool;
-use crate::quant::Matrix;
+use crate::quant::{Activations, Matrix};
 use crate::shards::Shards;
 use crate::stream::routing::Event;
 use crate::stream::{Catalog, ExpertStore, Ready, StreamError, Want};
@@ -303,6 +303,7 @@ pub fn kernel_rate(catalog: &Catalog, pool: &Pool) -> f64 {
                 bytes,
                 scales,
                 skip: 0,
+                activations: Activations::Exact,
             };
             matrix.matmul(pool, &x, 1, &mut out);
         }

@@ -17,14 +17,14 @@ use colibri_ring::extent::RangeError;
 
 use crate::quant::encode::NotFinite;
 use crate::quant::infer::Refusal;
-use crate::quant::{Format, Matrix};
+use crate::quant::{Activations, Format, Matrix};
 use crate::shards::{Dtype, ShardError};
 
 use load::Resident;
 pub use load::{Loader, resident_bytes};
 use quantised::Quantised;
 pub use quantised::packing_of;
-pub use role::{EMBEDDING, HEAD, Role, role};
+pub use role::{EMBEDDING, HEAD, Role, activations_of, role};
 pub use rows::{Block, Piece, Rows, RowsError};
 pub use stored::{Matrices, Stored, floats, scales_name};
 
@@ -154,6 +154,7 @@ pub struct Weight {
     format: Format,
     rows: usize,
     cols: usize,
+    activations: Activations,
     store: Store,
 }
 
@@ -200,6 +201,7 @@ impl Weight {
             bytes,
             scales,
             skip: 0,
+            activations: self.activations,
         }
     }
 }

@@ -1,15 +1,16 @@
 //! Speed of the matrix-vector products next to the memory they stream from.
 //!
-//! `cargo bench -p colibri-bench --bench kernels -- [MIB] [SECTION]` with the size of the large matrix (default
-//! 1024: it should be larger than the last-level cache) and a word of one section's title to run only that. The
-//! weights of the engine are on huge pages; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` gives the bench them too. Every round runs all cases once, so that drift of the machine
-//! hits them alike; medians are printed.
+//! `cargo bench -p colibri-bench --bench kernels -- [MIB] [SECTION] [isa=avx2]` with the size of the large matrix
+//! (default 1024: it should be larger than the last-level cache), a word of one section's title to run only that, and
+//! an instruction set to use instead of the best (portable, avx2, avx512). The weights of the engine are on huge pages;
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` gives the bench them too. Every round runs all cases once, so that drift of the
+//! machine hits them alike; medians are printed.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use colibri_uring::pool::Pool;
-use colibri_uring::quant::{Format, Matrix};
+use colibri_uring::quant::{Activations, Format, Isa, Matrix};
 
 const FORMATS: [Format; 8] = [
     Format::F32,
@@ -21,7 +22,16 @@ const FORMATS: [Format; 8] = [
     Format::Int2Row,
     Format::Fp8Block,
 ];
+/// The formats that may have activations rounded to int8.
+const INTEGER: [Format; 4] = [
+    Format::Int8Row,
+    Format::Int4Row,
+    Format::Int4Group(64),
+    Format::Int2Row,
+];
 const COLS: usize = 6144;
+/// Rows of an expert's gate and up, and columns of its down.
+const INTERMEDIATE: usize = 2048;
 const ROUNDS: usize = 9;
 
 /// A measured thing: its name, work per run (bytes or multiply-adds) and what runs it.
@@ -35,7 +45,7 @@ struct Case<'a> {
 fn selected(title: &str) -> bool {
     let mut words = std::env::args()
         .skip(1)
-        .filter(|arg| !arg.starts_with("--") && arg.parse::<usize>().is_err())
+        .filter(|arg| !arg.starts_with("--") && !arg.contains('=') && arg.parse::<usize>().is_err())
         .peekable();
     words.peek().is_none() || words.any(|word| title.contains(&word))
 }
@@ -115,7 +125,23 @@ fn stored(w: Matrix<'_>) -> f64 {
     (w.bytes.len() + w.scales.len()) as f64
 }
 
+/// Makes the products use the instruction set that was asked for.
+fn impose_isa() {
+    let Some(name) = std::env::args().find_map(|arg| Some(arg.strip_prefix("isa=")?.to_owned()))
+    else {
+        return;
+    };
+    let named = |isa: &Isa| format!("{isa:?}").eq_ignore_ascii_case(&name);
+    let isa = Isa::available().into_iter().find(named);
+    assert!(
+        isa.is_some_and(Isa::impose),
+        "this CPU has no {name}, only {:?}",
+        Isa::available()
+    );
+}
+
 fn main() {
+    impose_isa();
     let mib: usize = std::env::args()
         .skip(1)
         .find_map(|arg| arg.parse().ok())
@@ -141,11 +167,20 @@ fn main() {
             work: bytes.len() as f64,
             run: Box::new(move || read_all(pool, bytes)),
         });
-        for format in FORMATS {
-            let w = matrix(format, bytes, COLS);
+        let exact = FORMATS.map(|format| (format, Activations::Exact));
+        let rounded = INTEGER.map(|format| (format, Activations::Int8));
+        for (format, activations) in exact.into_iter().chain(rounded) {
+            let w = Matrix {
+                activations,
+                ..matrix(format, bytes, COLS)
+            };
             let (mut y, x) = (vec![0f32; w.rows], &x);
+            let note = match activations {
+                Activations::Exact => "",
+                Activations::Int8 => " x int8",
+            };
             cases.push(Case {
-                name: format!("{format}, {threads} threads"),
+                name: format!("{format}{note}, {threads} threads"),
                 work: stored(w),
                 run: Box::new(move || w.matmul(pool, &x[..COLS], 1, &mut y)),
             });
@@ -158,6 +193,33 @@ fn main() {
     );
 
     // An expert's matrix at a time, each from another place, is what decode does.
+    let mut cases = Vec::new();
+    for format in [Format::Int4Group(64), Format::Int8Row] {
+        for (rows, cols) in [(INTERMEDIATE, COLS), (COLS, INTERMEDIATE)] {
+            for pool in &pools {
+                let all = matrix(format, bytes, cols);
+                let count = all.rows / rows;
+                let (mut y, x) = (vec![0f32; rows], &x);
+                cases.push(Case {
+                    name: format!("{format} [{rows}, {cols}], {} threads", pool.threads()),
+                    work: stored(all.rows(0..rows)) * count as f64,
+                    run: Box::new(move || {
+                        for i in 0..count {
+                            let w = all.rows(i * rows..(i + 1) * rows);
+                            w.matmul(pool, &x[..cols], 1, &mut y);
+                        }
+                    }),
+                });
+            }
+        }
+    }
+    measure(
+        &format!("Experts' matrices in turn, {mib} MiB"),
+        "GB/s",
+        &mut cases,
+    );
+
+    // How large a matrix must be to be worth sharing.
     let mut cases = Vec::new();
     for kib in [16, 64, 128, 256, 1024, 24 << 10] {
         for pool in &pools {
@@ -183,6 +245,28 @@ fn main() {
     }
     measure(
         "Matrix-vector, BF16, 1024 columns, small matrices back to back (48 MiB in all)",
+        "GB/s",
+        &mut cases,
+    );
+
+    // Arithmetic alone: the weights stay in the second-level cache.
+    let mut cases = Vec::new();
+    let exact = FORMATS.map(|format| (format, Activations::Exact));
+    let rounded = INTEGER.map(|format| (format, Activations::Int8));
+    for (format, activations) in exact.into_iter().chain(rounded) {
+        let w = Matrix {
+            activations,
+            ..matrix(format, &bytes[..384 << 10], 1024)
+        };
+        let (mut y, x, pool) = (vec![0f32; w.rows], &x, &pools[0]);
+        cases.push(Case {
+            name: format!("{format}, activations {activations:?}"),
+            work: 10.0 * stored(w),
+            run: Box::new(move || (0..10).for_each(|_| w.matmul(pool, &x[..1024], 1, &mut y))),
+        });
+    }
+    measure(
+        "Cached weights, 384 KiB, 1 thread, matrix-vector",
         "GB/s",
         &mut cases,
     );

@@ -7,13 +7,14 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_ring::engine::EngineKind;
 use colibri_ring::replica::DirectMode;
+use colibri_uring::quant::Activations;
 use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::MAX_MIRRORS;
 use colibri_uring::stream::Lookahead;
 
 use super::size::Size;
 
-/// Which model, and how it is run. But for `--dsa` and `--dense-bits`, none of it changes a number that the model computes.
+/// Which model, and how it is run. But for `--dsa`, `--dense-bits` and `--activations`, none of it changes a number that the model computes.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// Directory with config.json and *.safetensors; give it several times for a model split over drives
@@ -64,6 +65,10 @@ pub struct ModelArgs {
     /// embedding and the head become int8 [default: as they are stored]
     #[arg(long, value_name = "8|4|2", value_enum, env = "COLIBRI_DENSE_BITS")]
     pub dense_bits: Option<DenseBits>,
+    /// How packed weights (int8, int4, int2) are multiplied: exact keeps activations as f32, int8 rounds them and multiplies
+    /// integers, which is faster where arithmetic is the limit; routers, the indexer and the head stay exact
+    #[arg(long, value_enum, default_value = "exact", env = "COLIBRI_ACTIVATIONS")]
+    pub activations: ActivationsArg,
     /// Sparse attention where the model has an indexer; off attends everything
     #[arg(long, value_enum, default_value = "on", env = "COLIBRI_DSA")]
     pub dsa: DsaArg,
@@ -208,6 +213,24 @@ impl From<DenseBits> for Packing {
             DenseBits::Eight => Packing::Int8,
             DenseBits::Four => Packing::Int4Group(64),
             DenseBits::Two => Packing::Int2,
+        }
+    }
+}
+
+/// `--activations`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ActivationsArg {
+    /// f32
+    Exact,
+    /// Rounded to int8, with one scale for 64 columns
+    Int8,
+}
+
+impl From<ActivationsArg> for Activations {
+    fn from(arg: ActivationsArg) -> Activations {
+        match arg {
+            ActivationsArg::Exact => Activations::Exact,
+            ActivationsArg::Int8 => Activations::Int8,
         }
     }
 }

@@ -12,6 +12,7 @@ use clap::{ArgGroup, Args};
 use colibri_uring::config::Config;
 use colibri_uring::generate::{Finish, Generated, Source, generate};
 use colibri_uring::model::{ModelError, Phase, Session};
+use colibri_uring::quant::Activations;
 use colibri_uring::sample::{Sampler, Sampling};
 use colibri_uring::stream::routing::{self, Recorder};
 use colibri_uring::tokenizer::{Tokenizer, check_ids};
@@ -320,7 +321,7 @@ fn summarise(generated: &Generated, stats: &Stats) {
     let _ = writeln!(
         io::stderr(),
         "[{} tokens, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \
-         {} of experts read by {}{}, {:.0}% were in memory; peak {}]",
+         {} of experts read by {}{}, {:.0}% were in memory; peak {}{}]",
         generated.ids.len(),
         stats.tokens_per_second,
         stats.load_seconds,
@@ -332,5 +333,9 @@ fn summarise(generated: &Generated, stats: &Stats) {
         if engine.direct { " (O_DIRECT)" } else { "" },
         100.0 * engine.expert_hits as f64 / demanded as f64,
         human(stats.peak_rss_bytes),
+        match engine.activations {
+            Activations::Exact => "",
+            Activations::Int8 => "; activations rounded to int8",
+        },
     );
 }

@@ -96,6 +96,7 @@ impl Indexed {
         let options = LoadOptions {
             dsa: args.dsa == DsaArg::On,
             dense: args.dense_bits.map(Packing::from),
+            activations: args.activations.into(),
             threads: args.threads(),
             direct: args.direct != DirectArg::Off,
         };
@@ -119,6 +120,7 @@ impl Indexed {
         if let Some(usage) = history.as_ref().and_then(History::usage) {
             store.pin(usage, args.pin_share)?;
         }
+        store.set_activations(args.activations.into());
         let pool = Pool::new(args.threads());
         let load_seconds = start.elapsed().as_secs_f64();
         Ok((
@@ -230,6 +232,7 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
     let stream = store.stats();
     let mut stats = EngineStats {
         engine: store.device().to_owned(),
+        activations: store.activations(),
         expert_hits: stream.hits,
         expert_misses: stream.misses,
         speculative_reads: stream.speculative_reads,

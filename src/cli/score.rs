@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_uring::model::ModelError;
+use colibri_uring::quant::Activations;
 use colibri_uring::sample::{argmax, log_softmax_at};
 use colibri_uring::tokenizer::check_ids;
 use serde::Serialize;
@@ -38,6 +39,8 @@ struct Report {
     nll: Option<f64>,
     /// Logits after the last id.
     last_logits: Vec<f32>,
+    /// `exact` or `int8`.
+    activations: Activations,
 }
 
 /// Loads the model, feeds all ids and prints the report.
@@ -47,7 +50,10 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     check_ids(ids, indexed.config().vocab_size)?;
     let (opened, store) = indexed.load(&args.model, Tokens::all_at_once(ids.len()))?;
     let mut session = opened.session(store)?;
-    let mut report = Report::default();
+    let mut report = Report {
+        activations: args.model.activations.into(),
+        ..Report::default()
+    };
     let scored = session.score(ids, |at, logits| {
         report.argmax.push(argmax(logits));
         match ids.get(at + 1) {
@@ -90,7 +96,11 @@ fn print(ids: &[u32], report: &Report) -> io::Result<()> {
         }
     }
     if let Some(nll) = report.nll {
-        writeln!(out, "mean negative log-likelihood: {nll:.4}")?;
+        let note = match report.activations {
+            Activations::Exact => "",
+            Activations::Int8 => " (activations rounded to int8)",
+        };
+        writeln!(out, "mean negative log-likelihood: {nll:.4}{note}")?;
     }
     out.flush()
 }

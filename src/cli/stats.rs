@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use colibri_uring::quant::Activations;
 use colibri_uring::stream::LayerStats;
 use serde::Serialize;
 
@@ -24,6 +25,8 @@ pub struct Stats {
 pub struct EngineStats {
     /// `uring` or `pread`.
     pub engine: String,
+    /// `exact` or `int8`.
+    pub activations: Activations,
     /// Whether all expert reads go around the page cache.
     pub direct: bool,
     pub expert_hits: u64,

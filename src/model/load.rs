@@ -9,8 +9,8 @@ use crate::model::indexer::Indexer;
 use crate::model::mlp::Mlp;
 use crate::model::moe::Moe;
 use crate::model::rope::Rope;
-use crate::quant::Format;
 use crate::quant::encode::Packing;
+use crate::quant::{Activations, Format};
 use crate::shards::Shards;
 use crate::weight::{Loader, Weight, WeightError};
 
@@ -21,6 +21,8 @@ pub struct LoadOptions {
     pub dsa: bool,
     /// What float and FP8 matrices become as they are read, embedding and head excepted, which become int8; `None` keeps them.
     pub dense: Option<Packing>,
+    /// How products with packed matrices take activations, where that decides no choice.
+    pub activations: Activations,
     /// Threads that quantise.
     pub threads: usize,
     /// Whether resident weights are read around the page cache, where the file system allows it.
@@ -32,6 +34,7 @@ impl Default for LoadOptions {
         LoadOptions {
             dsa: true,
             dense: None,
+            activations: Activations::Exact,
             threads: 1,
             direct: true,
         }
@@ -151,7 +154,7 @@ impl Model {
         options: LoadOptions,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Model, ModelError> {
-        let mut loader = Loader::new(shards)?;
+        let mut loader = Loader::new(shards)?.multiplying(options.activations);
         if let Some(dense) = options.dense {
             loader = loader.quantising(dense, options.threads);
         }

@@ -3,6 +3,7 @@
 use super::Format;
 use super::float;
 use super::kernel::{Isa, Kernel};
+use super::packed::integer::{self, IntegerKernel};
 use super::packed::{self, BLOCK, FINE, Fp8, GROUP, Int2, Int4, Int8, ROW};
 
 /// The kernels of `format` on this CPU.
@@ -24,5 +25,23 @@ pub(super) fn kernel_for(format: Format, isa: Isa) -> &'static dyn Kernel {
             packed::kernel::<Int4, GROUP>(isa)
         }
         Format::Int4Group(_) => packed::kernel::<Int4, FINE>(isa),
+    }
+}
+
+/// The integer kernels of `format` on this CPU; `None` for what is always computed exactly.
+pub(super) fn integer_kernel(format: Format) -> Option<&'static dyn IntegerKernel> {
+    integer_kernel_for(format, Isa::best())
+}
+
+/// The integer kernels of `format` on `isa`, which the CPU must have.
+pub(super) fn integer_kernel_for(format: Format, isa: Isa) -> Option<&'static dyn IntegerKernel> {
+    match format {
+        Format::Int8Row => Some(integer::kernel::<Int8, ROW>(isa)),
+        Format::Int4Row => Some(integer::kernel::<Int4, ROW>(isa)),
+        Format::Int2Row => Some(integer::kernel::<Int2, ROW>(isa)),
+        Format::Int4Group(size) if size > 0 && (size as usize).is_multiple_of(BLOCK) => {
+            Some(integer::kernel::<Int4, GROUP>(isa))
+        }
+        _ => None,
     }
 }

@@ -21,6 +21,9 @@ pub trait Kernel: Sync {
     fn add_rows(&self, w: Matrix<'_>, a: &[f32], y: &mut [f32]);
 }
 
+/// The one that products use.
+static BEST: OnceLock<Isa> = OnceLock::new();
+
 /// An instruction set that kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
@@ -37,6 +40,7 @@ pub enum Isa {
 impl Isa {
     /// What this CPU has, best last.
     pub fn available() -> Vec<Isa> {
+        #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut))]
         let mut all = vec![Isa::Portable];
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2")
@@ -51,9 +55,14 @@ impl Isa {
         all
     }
 
-    /// The best one, looked up once.
+    /// The one that products use: the best, looked up once.
     pub(super) fn best() -> Isa {
-        static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| Isa::available().last().copied().unwrap_or(Isa::Portable))
+    }
+
+    /// Makes products use this one instead of the best, for measuring. False when the CPU does not have it, or when another one is in
+    /// use already: to be called before the first product.
+    pub fn impose(self) -> bool {
+        Isa::available().contains(&self) && *BEST.get_or_init(|| self) == self
     }
 }

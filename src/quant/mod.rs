@@ -35,12 +35,27 @@ mod tests;
 
 use std::ops::Range;
 
+use serde::Serialize;
+
 use crate::pool::Pool;
 
 pub use format::{FP8_BLOCK, Format};
+pub use kernel::Isa;
 
 #[cfg(target_endian = "big")]
 compile_error!("weights are little-endian and used in place");
+
+/// What a product does with the activations before it multiplies them with packed weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activations {
+    /// They stay f32.
+    #[default]
+    Exact,
+    /// They are rounded to int8 with one scale for 64 columns, and multiplied as integers (`packed::integer`). Matrices of floats and
+    /// of FP8, and groups that end inside 64 columns, are computed exactly all the same.
+    Int8,
+}
 
 /// Number of partial sums of a dot product.
 pub const LANES: usize = 32;
@@ -112,6 +127,8 @@ pub struct Matrix<'a> {
     pub scales: &'a [u8],
     /// Rows of the first row of FP8 blocks that come before this matrix, which was cut out of a larger one.
     pub skip: usize,
+    /// How [`Matrix::matmul`] takes the activations. The sums over rows are exact always.
+    pub activations: Activations,
 }
 
 impl<'a> Matrix<'a> {
@@ -174,6 +191,7 @@ impl<'a> Matrix<'a> {
             bytes,
             scales,
             skip: 0,
+            activations: Activations::Exact,
         })
     }
 
@@ -187,6 +205,7 @@ impl<'a> Matrix<'a> {
             bytes: bytemuck::cast_slice(&values[..rows * cols]),
             scales: &[],
             skip: 0,
+            activations: Activations::Exact,
         }
     }
 
@@ -234,17 +253,36 @@ impl<'a> Matrix<'a> {
         if y.is_empty() {
             return;
         }
+        let integer = match self.activations {
+            Activations::Exact => None,
+            Activations::Int8 => dispatch::integer_kernel(self.format),
+        };
+        if let Some(kernel) = integer {
+            let x = kernel.round(x, self.cols);
+            return self.in_bands(pool, n, y, &|w, y| kernel.matmul(w, &x, y));
+        }
         let kernel = dispatch::kernel(self.format);
         let x = &*kernel.arrange(x, self.cols);
+        self.in_bands(pool, n, y, &|w, y| kernel.matmul(w, x, y));
+    }
+
+    /// Cuts a product with `n` columns into bands of rows, which the threads share.
+    fn in_bands(
+        &self,
+        pool: &Pool,
+        n: usize,
+        y: &mut [f32],
+        product: &(dyn Fn(Matrix<'_>, &mut [&mut [f32]]) + Sync),
+    ) {
         let band = self.band(pool, n);
         if n == 1 && band == self.rows {
-            return kernel.matmul(*self, x, &mut [y]);
+            return product(*self, &mut [y]);
         }
         let mut parts = bands(y, self.rows, band);
         pool.run_chunks(&mut parts, n, &|tile, y| {
             let start = tile * band;
             let rows = start..self.rows.min(start + band);
-            kernel.matmul(self.rows(rows), x, y);
+            product(self.rows(rows), y);
         });
     }
 
@@ -343,5 +381,6 @@ fn row(values: &[f32]) -> Matrix<'_> {
         bytes: bytemuck::cast_slice(values),
         scales: &[],
         skip: 0,
+        activations: Activations::Exact,
     }
 }

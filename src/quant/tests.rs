@@ -1,5 +1,7 @@
 //! Every path on this CPU gives the bits of a scalar transcription of the reduction order.
 
+mod integer;
+
 use super::dispatch::kernel_for;
 use super::kernel::Isa;
 use super::*;
@@ -145,7 +147,21 @@ impl Coded {
             codes: Vec::new(),
             factors: Vec::new(),
         };
-        let w = coded.matrix();
+        coded.decode();
+        coded
+    }
+
+    /// Makes every byte of codes `byte`.
+    fn refill(&mut self, byte: u8) {
+        self.bytes.fill(byte);
+        self.decode();
+    }
+
+    fn decode(&mut self) {
+        let Coded {
+            format, rows, cols, ..
+        } = *self;
+        let w = self.matrix();
         let value = |r: usize, j: usize| {
             let row = &w.bytes[r * format.row_bytes(cols).unwrap()..];
             match format {
@@ -169,8 +185,7 @@ impl Coded {
             .collect();
         let codes = places.iter().map(|&(r, j)| value(r, j)).collect();
         let factors = places.iter().map(|&(r, j)| scale(r, j)).collect();
-        (coded.codes, coded.factors) = (codes, factors);
-        coded
+        (self.codes, self.factors) = (codes, factors);
     }
 
     fn matrix(&self) -> Matrix<'_> {

@@ -17,7 +17,7 @@ use super::routing::{self, Recorder};
 use super::slots::Slots;
 use super::usage::Usage;
 use super::{Lookahead, Ready, Want};
-use crate::quant::Matrix;
+use crate::quant::{Activations, Matrix};
 
 /// How experts are kept and read.
 #[derive(Clone, Debug)]
@@ -130,6 +130,8 @@ pub struct ExpertStore {
     likely: Vec<u32>,
     /// What routers said, if somebody wants to keep it.
     recorder: Option<Recorder>,
+    /// How the experts' products take activations.
+    activations: Activations,
     stats: StreamStats,
 }
 
@@ -205,8 +207,19 @@ impl ExpertStore {
             usage,
             likely: Vec::new(),
             recorder: None,
+            activations: Activations::Exact,
             stats: StreamStats::default(),
         }
+    }
+
+    /// From now on, hands out experts whose products take activations this way.
+    pub fn set_activations(&mut self, activations: Activations) {
+        self.activations = activations;
+    }
+
+    /// How the experts' products take activations.
+    pub fn activations(&self) -> Activations {
+        self.activations
     }
 
     /// From now on, tells `recorder` what routers say.
@@ -557,6 +570,7 @@ impl ExpertStore {
                 bytes,
                 scales,
                 skip: 0,
+                activations: self.activations,
             }
         };
         Ok(Some(match stage {

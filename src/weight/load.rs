@@ -10,11 +10,11 @@ use colibri_ring::bulk;
 use colibri_ring::extent::{self, Layout};
 
 use super::quantised::{self, Plan, packed_bytes};
-use super::{Matrices, Store, Weight, WeightError, floats};
+use super::{Matrices, Store, Weight, WeightError, activations_of, floats};
 use crate::pool::Pool;
-use crate::quant::Format;
 use crate::quant::encode::Packing;
 use crate::quant::infer::not_finite;
+use crate::quant::{Activations, Format};
 use crate::shards::{Cache, Dtype, Shards, Tensor};
 
 /// The bytes of all resident matrices.
@@ -59,6 +59,8 @@ pub struct Loader<'a> {
     resident: Arc<OnceLock<Resident>>,
     /// What float and FP8 matrices become, and on how many threads.
     dense: Option<(Packing, usize)>,
+    /// How products take activations, where they may be rounded.
+    activations: Activations,
     /// The matrices that are quantised on the way.
     quantised: Vec<Plan<'a>>,
     bytes: u64,
@@ -76,6 +78,7 @@ impl<'a> Loader<'a> {
             wanted: Vec::new(),
             resident: Arc::default(),
             dense: None,
+            activations: Activations::Exact,
             quantised: Vec::new(),
             bytes: 0,
         })
@@ -85,6 +88,13 @@ impl<'a> Loader<'a> {
     #[must_use]
     pub fn quantising(mut self, dense: Packing, threads: usize) -> Loader<'a> {
         self.dense = Some((dense, threads));
+        self
+    }
+
+    /// Makes matrices whose products take activations this way: see [`super::activations_of`].
+    #[must_use]
+    pub fn multiplying(mut self, activations: Activations) -> Loader<'a> {
+        self.activations = activations;
         self
     }
 
@@ -133,6 +143,7 @@ impl<'a> Loader<'a> {
         check: impl Fn(Format) -> Check,
     ) -> Result<Weight, WeightError> {
         let stored = self.matrices.find(name, &[rows, cols])?;
+        let activations = activations_of(name, self.activations);
         if let Some((dense, _)) = self.dense
             && let Some(plan) = Plan::new(stored, rows, cols, dense)
         {
@@ -141,6 +152,7 @@ impl<'a> Loader<'a> {
                 format: plan.format(),
                 rows,
                 cols,
+                activations,
                 store: Store::Quantised(plan.result()),
             };
             self.quantised.push(plan);
@@ -157,6 +169,7 @@ impl<'a> Loader<'a> {
             format: stored.format,
             rows,
             cols,
+            activations,
             store,
         })
     }

@@ -1,5 +1,7 @@
 //! What a weight is for, by its name: that decides how it may be quantised.
 
+use crate::quant::Activations;
+
 /// What a matrix is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -26,3 +28,15 @@ pub fn role(name: &str) -> Role {
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
 /// Name of the head, where it is not the embedding.
 pub const HEAD: &str = "lm_head.weight";
+
+/// How the products of the resident matrix `name` take activations when the others take them as `wanted`.
+///
+/// What chooses stays exact: the router, the indexer, and the head, which is bound by memory anyway. So does `kv_b`, of which one half is only
+/// ever summed over rows, where there is nothing to round for.
+pub fn activations_of(name: &str, wanted: Activations) -> Activations {
+    let chooses = role(name) != Role::Dense || name.contains(".indexer.");
+    if chooses || name.ends_with(".kv_b_proj.weight") {
+        return Activations::Exact;
+    }
+    wanted
+}

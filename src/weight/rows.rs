@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::quant::encode::{NotFinite, Packing, encode};
-use crate::quant::{FP8_BLOCK, Format, Matrix};
+use crate::quant::{Activations, FP8_BLOCK, Format, Matrix};
 
 /// Weights of a block, about. Eight bytes a weight are in use meanwhile: what was read, and f32.
 const BLOCK: usize = 1 << 20;
@@ -111,6 +111,7 @@ impl Rows {
             bytes: &block.bytes,
             scales: &block.stored_scales,
             skip: 0,
+            activations: Activations::Exact,
         };
         block.values.clear();
         block.values.resize(range.len() * cols, 0.0);

@@ -73,6 +73,7 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         "tokens_per_second",
         "peak_rss_bytes",
         "engine",
+        "activations",
         "direct",
         "expert_hits",
         "expert_misses",
@@ -137,6 +138,59 @@ fn settings_change_no_number() {
     ] {
         assert_eq!(logits(args), reference, "{args:?}");
     }
+}
+
+/// In these random models a router's choice often hangs by a thread, and then another expert says something else. So most
+/// positions agree, not all.
+#[test]
+fn rounded_activations_say_nearly_the_same() {
+    for name in ["int8-row", "int4-row", "int4-grouped", "int2-row"] {
+        let ids = list(&expected(name)["score"]["ids"]);
+        let score = |args: &[&str]| {
+            let args = [&["--ids", &ids, "--json"], args].concat();
+            json_of(&run("score", &fixture(name), &args))
+        };
+        let (exact, rounded) = (score(&[]), score(&["--activations", "int8"]));
+        assert_eq!(exact["activations"], "exact");
+        assert_eq!(rounded["activations"], "int8");
+        assert_ne!(exact["last_logits"], rounded["last_logits"], "{name}");
+        let argmax = |report: &Value| report["argmax"].as_array().unwrap().clone();
+        let (a, b) = (argmax(&exact), argmax(&rounded));
+        let same = a.iter().zip(&b).filter(|(a, b)| a == b).count();
+        assert!(4 * same >= 3 * a.len(), "{name}: {same} of {}", a.len());
+        let nll = |report: &Value| report["nll"].as_f64().unwrap();
+        assert!((nll(&exact) - nll(&rounded)).abs() < 0.15, "{name}");
+    }
+}
+
+#[test]
+fn settings_change_no_number_of_rounded_activations() {
+    let ids = list(&expected("int4-grouped")["score"]["ids"]);
+    let logits = |args: &[&str]| {
+        let args = [&["--ids", &ids, "--json", "--activations", "int8"], args].concat();
+        json_of(&run("score", &fixture("int4-grouped"), &args))["last_logits"].clone()
+    };
+    let reference = logits(&[]);
+    for args in [
+        &["--engine", "pread"][..],
+        &["--lookahead", "off"],
+        &["--threads", "1"],
+        &["--cache-slots", "0"],
+    ] {
+        assert_eq!(logits(args), reference, "{args:?}");
+    }
+}
+
+#[test]
+fn the_summary_says_that_activations_were_rounded() {
+    let run = |args: &[&str]| {
+        let args = [&["--prompt-ids", "1,2,3", "-n", "3"], args].concat();
+        let output = run("decode", &fixture("int4-grouped"), &args);
+        stderr(&output)
+    };
+    let (exact, rounded) = (run(&[]), run(&["--activations", "int8"]));
+    assert!(!exact.contains("int8"), "{exact}");
+    assert!(rounded.contains("activations rounded to int8"), "{rounded}");
 }
 
 #[test]
@@ -210,6 +264,7 @@ fn wrong_flags_are_exit_code_2() {
         &["--prompt-ids", "1", "--engine", "steam"],
         &["--prompt-ids", "1", "--lookahead", "some"],
         &["--prompt-ids", "1", "--dsa", "maybe"],
+        &["--prompt-ids", "1", "--activations", "int4"],
         &["--prompt-ids", "1", "--pin-share", "101%"],
     ];
     for args in wrong {

@@ -21,12 +21,15 @@ pub trait Unpack8: Code {
 }
 
 /// Fields of `BITS` bits, k-th of each word, less `OFFSET`. The field is put into the mantissa of a power of two whose
-/// last place is the field's, which is then subtracted together with the offset: exact, and no shift is needed.
+/// last place is the field's, which is then subtracted together with the offset: exact. One shift brings the upper two fields to
+/// where the lower two were, so that the constants of two fields do for all and stay in registers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn fields<const BITS: i32, const OFFSET: i32>(words: __m256i) -> [__m256; 4] {
+    let upper = _mm256_srl_epi32(words, _mm_cvtsi32_si128(2 * BITS));
     std::array::from_fn(|k| {
-        let shift = BITS * k as i32;
+        let words = if k < 2 { words } else { upper };
+        let shift = BITS * (k % 2) as i32;
         let power = (127 + 23 - shift) << 23;
         let mask = _mm256_set1_epi32(((1 << BITS) - 1) << shift);
         let biased = _mm256_or_si256(_mm256_and_si256(words, mask), _mm256_set1_epi32(power));
@@ -38,9 +41,9 @@ pub(super) fn fields<const BITS: i32, const OFFSET: i32>(words: __m256i) -> [__m
 impl<C: Unpack8, const S: u8> Blocks<C, S> for Path {
     const COLS: usize = 2;
 
-    // Four accumulators a row and column, and the codes of half a block beside them.
+    // Four accumulators a row and column, and the codes of half a block beside them. Fields take six constants more.
     fn rows(cols: usize) -> usize {
-        if cols == 1 { 2 } else { 1 }
+        if cols == 1 && !C::INTERLEAVED { 2 } else { 1 }
     }
 
     fn dot(rows: &[Row<'_>], x: &[f32], y: &mut [&mut [f32]], at: usize) {
@@ -76,37 +79,30 @@ fn dot<C: Unpack8, const S: u8, const R: usize, const N: usize>(
     at: usize,
 ) {
     let cols = x.len() / N;
-    let x: [&[f32]; N] = std::array::from_fn(|c| &x[c * cols..(c + 1) * cols]);
+    // Closures end here: where features are enabled by function, one inside the loop would be called, not inlined.
+    let x: [*const f32; N] = std::array::from_fn(|c| x[c * cols..(c + 1) * cols].as_ptr());
+    let codes = rows.map(|row| row.codes.as_ptr());
     let mut lanes: Lanes<R, N> = [[[_mm256_setzero_ps(); 4]; N]; R];
     let mut groups = Groups::new(rows[0].group);
     let whole = rows[0].codes.len() / C::BYTES;
-    for block in 0..whole {
-        prefetch_rows::<C, R>(&rows, block);
-        // SAFETY: the block is whole, and every x[c] has BLOCK values for each block.
-        unsafe {
-            step::<C, S, R, N>(
-                rows.map(|row| row.codes.as_ptr().add(block * C::BYTES)),
-                &rows,
-                block,
-                groups.next(),
-                x.map(|x| x.as_ptr().add(block * BLOCK)),
-                &mut lanes,
-            );
-        }
+    let padded;
+    let mut tail = codes;
+    let blocks = cols / BLOCK;
+    if whole < blocks {
+        padded = rows.map(|row| row.padded::<C>(whole));
+        tail = std::array::from_fn(|r| padded[r].as_ptr());
     }
-    if whole * BLOCK < cols {
-        let padded = rows.map(|row| row.padded::<C>(whole));
-        // SAFETY: the padded arrays hold a block, and every x[c] has BLOCK values for it.
-        unsafe {
-            step::<C, S, R, N>(
-                std::array::from_fn(|r| padded[r].as_ptr()),
-                &rows,
-                whole,
-                groups.next(),
-                x.map(|x| x.as_ptr().add(whole * BLOCK)),
-                &mut lanes,
-            );
-        }
+    // One call, so that it is inlined.
+    for block in 0..blocks {
+        prefetch_rows::<C, R>(&rows, block);
+        let group = groups.next();
+        let (w, at) = if block < whole {
+            (codes, block * C::BYTES)
+        } else {
+            (tail, 0)
+        };
+        // SAFETY: there is a block at `w`, whole or padded, and every x[c] has BLOCK values for it.
+        unsafe { step::<C, S, R, N>(w, at, &rows, block, group, x, &mut lanes) }
     }
     for (r, lanes) in lanes.iter().enumerate() {
         for (y, lanes) in y.iter_mut().zip(lanes) {
@@ -131,13 +127,14 @@ pub(super) fn prefetch_rows<C: Code, const R: usize>(rows: &[Row<'_>; R], block:
 /// One block of every row and column.
 ///
 /// # Safety
-/// Every `w` has a block of codes, and every `x` BLOCK values.
+/// Every `w` has a block of codes `at` bytes on, and every `x` the BLOCK values of `block`.
 #[inline]
 // Nested counts over several arrays read best as counts.
 #[allow(clippy::needless_range_loop)]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn step<C: Unpack8, const S: u8, const R: usize, const N: usize>(
     w: [*const u8; R],
+    at: usize,
     rows: &[Row<'_>; R],
     block: usize,
     group: usize,
@@ -151,13 +148,13 @@ unsafe fn step<C: Unpack8, const S: u8, const R: usize, const N: usize>(
         };
         for half in 0..2 {
             // SAFETY: the caller's promise.
-            let mut weights = unsafe { C::codes8(w[r], half) };
+            let mut weights = unsafe { C::codes8(w[r].add(at), half) };
             for k in 0..4 {
-                let at = k * QUARTER + half * REGISTER;
+                let place = k * QUARTER + half * REGISTER;
                 match &fine {
                     Some(scales) => {
-                        // SAFETY: `at` + REGISTER <= BLOCK scales.
-                        let scales = unsafe { _mm256_loadu_ps(scales[at..].as_ptr()) };
+                        // SAFETY: `place` + REGISTER <= BLOCK scales.
+                        let scales = unsafe { _mm256_loadu_ps(scales[place..].as_ptr()) };
                         weights[k] = _mm256_mul_ps(weights[k], scales);
                     }
                     None if S == GROUP => {
@@ -167,8 +164,8 @@ unsafe fn step<C: Unpack8, const S: u8, const R: usize, const N: usize>(
                     None => {}
                 }
                 for c in 0..N {
-                    // SAFETY: `at` + REGISTER <= BLOCK values.
-                    let x = unsafe { _mm256_loadu_ps(x[c].add(at)) };
+                    // SAFETY: `place` + REGISTER <= BLOCK values.
+                    let x = unsafe { _mm256_loadu_ps(x[c].add(block * BLOCK + place)) };
                     let lane = &mut lanes[r][c][2 * (k % 2) + half];
                     *lane = _mm256_fmadd_ps(weights[k], x, *lane);
                 }

@@ -80,37 +80,30 @@ fn dot<C: Unpack16, const S: u8, const R: usize, const N: usize>(
     at: usize,
 ) {
     let cols = x.len() / N;
-    let x: [&[f32]; N] = std::array::from_fn(|c| &x[c * cols..(c + 1) * cols]);
+    // Closures end here: where features are enabled by function, one inside the loop would be called, not inlined.
+    let x: [*const f32; N] = std::array::from_fn(|c| x[c * cols..(c + 1) * cols].as_ptr());
+    let codes = rows.map(|row| row.codes.as_ptr());
     let mut lanes: Lanes<R, N> = [[[_mm512_setzero_ps(); 2]; N]; R];
     let mut groups = Groups::new(rows[0].group);
     let whole = rows[0].codes.len() / C::BYTES;
-    for block in 0..whole {
-        prefetch_rows::<C, R>(&rows, block);
-        // SAFETY: the block is whole, and every x[c] has BLOCK values for each block.
-        unsafe {
-            step::<C, S, R, N>(
-                rows.map(|row| row.codes.as_ptr().add(block * C::BYTES)),
-                &rows,
-                block,
-                groups.next(),
-                x.map(|x| x.as_ptr().add(block * BLOCK)),
-                &mut lanes,
-            );
-        }
+    let padded;
+    let mut tail = codes;
+    let blocks = cols / BLOCK;
+    if whole < blocks {
+        padded = rows.map(|row| row.padded::<C>(whole));
+        tail = std::array::from_fn(|r| padded[r].as_ptr());
     }
-    if whole * BLOCK < cols {
-        let padded = rows.map(|row| row.padded::<C>(whole));
-        // SAFETY: the padded arrays hold a block, and every x[c] has BLOCK values for it.
-        unsafe {
-            step::<C, S, R, N>(
-                std::array::from_fn(|r| padded[r].as_ptr()),
-                &rows,
-                whole,
-                groups.next(),
-                x.map(|x| x.as_ptr().add(whole * BLOCK)),
-                &mut lanes,
-            );
-        }
+    // One call, so that it is inlined.
+    for block in 0..blocks {
+        prefetch_rows::<C, R>(&rows, block);
+        let group = groups.next();
+        let (w, at) = if block < whole {
+            (codes, block * C::BYTES)
+        } else {
+            (tail, 0)
+        };
+        // SAFETY: there is a block at `w`, whole or padded, and every x[c] has BLOCK values for it.
+        unsafe { step::<C, S, R, N>(w, at, &rows, block, group, x, &mut lanes) }
     }
     for (r, lanes) in lanes.iter().enumerate() {
         for (y, lanes) in y.iter_mut().zip(lanes) {
@@ -122,13 +115,14 @@ fn dot<C: Unpack16, const S: u8, const R: usize, const N: usize>(
 /// One block of every row and column.
 ///
 /// # Safety
-/// Every `w` has a block of codes, and every `x` BLOCK values.
+/// Every `w` has a block of codes `at` bytes on, and every `x` the BLOCK values of `block`.
 #[inline]
 // Nested counts over several arrays read best as counts.
 #[allow(clippy::needless_range_loop)]
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
 unsafe fn step<C: Unpack16, const S: u8, const R: usize, const N: usize>(
     w: [*const u8; R],
+    at: usize,
     rows: &[Row<'_>; R],
     block: usize,
     group: usize,
@@ -139,23 +133,23 @@ unsafe fn step<C: Unpack16, const S: u8, const R: usize, const N: usize>(
         // SAFETY: the caller's promise.
         let weights = unsafe {
             match S {
-                GROUP => C::weights16(w[r], _mm512_set1_ps(rows[r].scale(group))),
+                GROUP => C::weights16(w[r].add(at), _mm512_set1_ps(rows[r].scale(group))),
                 FINE => {
                     let scales = rows[r].fine_scales::<C>(block);
-                    let mut weights = C::codes16(w[r]);
+                    let mut weights = C::codes16(w[r].add(at));
                     for k in 0..4 {
                         let scales = _mm512_loadu_ps(scales[k * QUARTER..].as_ptr());
                         weights[k] = _mm512_mul_ps(weights[k], scales);
                     }
                     weights
                 }
-                _ => C::codes16(w[r]),
+                _ => C::codes16(w[r].add(at)),
             }
         };
         for k in 0..4 {
             for c in 0..N {
                 // SAFETY: k * QUARTER + QUARTER <= BLOCK values.
-                let x = unsafe { _mm512_loadu_ps(x[c].add(k * QUARTER)) };
+                let x = unsafe { _mm512_loadu_ps(x[c].add(block * BLOCK + k * QUARTER)) };
                 lanes[r][c][k % 2] = _mm512_fmadd_ps(weights[k], x, lanes[r][c][k % 2]);
             }
         }

@@ -4,10 +4,12 @@
 use std::arch::x86_64::*;
 
 use super::Code;
+use super::integer::Integer;
 #[cfg(target_arch = "x86_64")]
 use super::{
     avx2::{Unpack8, fields},
     avx512::Unpack16,
+    integer::{avx2::Bytes32, avx512::Bytes64},
 };
 
 /// A two-bit field less 2.
@@ -50,5 +52,38 @@ impl Unpack16 for Int2 {
             _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(words), table),
             _mm512_permutexvar_ps(_mm512_srli_epi32::<6>(words), table),
         ]
+    }
+}
+
+impl Integer for Int2 {
+    const OFFSET: i32 = 2;
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Bytes32 for Int2 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn bytes32(p: *const u8) -> [__m256i; 2] {
+        // SAFETY: 16 bytes, which the caller promises.
+        let bytes = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(p.cast()) });
+        let fields = _mm256_srlv_epi32(bytes, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2));
+        let mask = _mm256_set1_epi8(3);
+        [
+            _mm256_and_si256(fields, mask),
+            _mm256_and_si256(_mm256_srli_epi32::<4>(fields), mask),
+        ]
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Bytes64 for Int2 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vnni,avx2,fma,f16c")]
+    unsafe fn bytes64(p: *const u8) -> __m512i {
+        // SAFETY: 16 bytes, which the caller promises.
+        let bytes = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(p.cast()) });
+        let shifts = _mm512_setr_epi64(0, 0, 2, 2, 4, 4, 6, 6);
+        let fields = _mm512_srlv_epi64(bytes, shifts);
+        _mm512_and_si512(fields, _mm512_set1_epi32(0x0303_0303))
     }
 }

@@ -4,10 +4,12 @@
 use std::arch::x86_64::*;
 
 use super::Code;
+use super::integer::Integer;
 #[cfg(target_arch = "x86_64")]
 use super::{
     avx2::{Unpack8, fields},
     avx512::Unpack16,
+    integer::{avx2::Bytes32, avx512::Bytes64},
 };
 
 /// A nibble less 8.
@@ -76,5 +78,37 @@ impl Unpack16 for Int4 {
     unsafe fn weights16(p: *const u8, scale: __m512) -> [__m512; 4] {
         // SAFETY: the caller's promise.
         unsafe { look_up(p, _mm512_mul_ps(values(), scale)) }
+    }
+}
+
+impl Integer for Int4 {
+    const OFFSET: i32 = 8;
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Bytes32 for Int4 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn bytes32(p: *const u8) -> [__m256i; 2] {
+        // SAFETY: 32 bytes, which the caller promises.
+        let bytes = unsafe { _mm256_loadu_si256(p.cast()) };
+        let mask = _mm256_set1_epi8(15);
+        [
+            _mm256_and_si256(bytes, mask),
+            _mm256_and_si256(_mm256_srli_epi32::<4>(bytes), mask),
+        ]
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Bytes64 for Int4 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vnni,avx2,fma,f16c")]
+    unsafe fn bytes64(p: *const u8) -> __m512i {
+        // SAFETY: 32 bytes, which the caller promises.
+        let bytes = _mm512_broadcast_i64x4(unsafe { _mm256_loadu_si256(p.cast()) });
+        let shifts = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
+        let fields = _mm512_srlv_epi64(bytes, shifts);
+        _mm512_and_si512(fields, _mm512_set1_epi32(0x0f0f_0f0f))
     }
 }

@@ -4,8 +4,9 @@
 use std::arch::x86_64::*;
 
 use super::Code;
+use super::integer::Integer;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2::Unpack8, avx512::Unpack16};
+use super::{avx2::Unpack8, avx512::Unpack16, integer::avx2::Bytes32, integer::avx512::Bytes64};
 
 /// A signed byte.
 pub struct Int8;
@@ -42,5 +43,33 @@ impl Unpack16 for Int8 {
             let bytes = _mm_loadu_si128(p.add(16 * k).cast());
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
         })
+    }
+}
+
+impl Integer for Int8 {
+    const OFFSET: i32 = 128;
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Bytes32 for Int8 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn bytes32(p: *const u8) -> [__m256i; 2] {
+        let offset = _mm256_set1_epi8(-128);
+        // SAFETY: 64 bytes, which the caller promises.
+        std::array::from_fn(|half| unsafe {
+            _mm256_xor_si256(_mm256_loadu_si256(p.add(32 * half).cast()), offset)
+        })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Bytes64 for Int8 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vnni,avx2,fma,f16c")]
+    unsafe fn bytes64(p: *const u8) -> __m512i {
+        // SAFETY: 64 bytes, which the caller promises.
+        let bytes = unsafe { _mm512_loadu_si512(p.cast()) };
+        _mm512_xor_si512(bytes, _mm512_set1_epi32(0x8080_8080_u32 as i32))
     }
 }

@@ -25,6 +25,7 @@ mod fp8;
 mod int2;
 mod int4;
 mod int8;
+pub mod integer;
 mod portable;
 
 use std::borrow::Cow;

@@ -1,0 +1,50 @@
+//! The integer products without SIMD intrinsics: the definition that the others are tested against.
+
+use super::super::{BLOCK, GROUP, Groups, Row};
+use super::{Block, Dot, Integer, LANES, PLACES, Vector, column, round_block};
+
+/// Any CPU.
+pub struct Path;
+
+impl<C: Integer, const S: u8> Dot<C, S> for Path {
+    const COLS: usize = 1;
+
+    fn round(x: &[f32; BLOCK]) -> (Block, f32) {
+        round_block::<C>(x)
+    }
+
+    fn dot(rows: &[Row<'_>], x: &[Vector<'_>], y: &mut [&mut [f32]], at: usize) {
+        for (r, row) in rows.iter().enumerate() {
+            let mut lanes = [0f32; LANES];
+            let mut groups = Groups::new(row.group);
+            for (i, (block, scale)) in x[0].blocks.iter().zip(x[0].scales).enumerate() {
+                let group = groups.next();
+                let factor = if S == GROUP {
+                    scale * row.scale(group)
+                } else {
+                    *scale
+                };
+                for (l, lane) in lanes.iter_mut().enumerate() {
+                    let places = PLACES * l..PLACES * (l + 1);
+                    let sum: i32 = places
+                        .map(|p| {
+                            let column = i * BLOCK + column::<C>(p);
+                            let byte = row.codes.get(column / C::PER_BYTE);
+                            let code = byte.map_or(0.0, |b| C::decode(*b, column % C::PER_BYTE));
+                            code as i32 * i32::from(block.codes[p])
+                        })
+                        .sum();
+                    *lane = (sum as f32).mul_add(factor, *lane);
+                }
+            }
+            let mut width = LANES / 2;
+            while width > 0 {
+                for l in 0..width {
+                    lanes[l] += lanes[l + width];
+                }
+                width /= 2;
+            }
+            y[0][at + r] = lanes[0];
+        }
+    }
+}
