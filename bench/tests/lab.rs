@@ -47,6 +47,8 @@ fn drive(lab: &mut Lab, rate: Option<u64>) -> usize {
 /// Decodes many tokens without a cache, so that reads go on and on.
 fn decode(lab: &Lab, program: &Path, n: &str, model: &Path, mirrors: &[&Path]) -> Child {
     let mut command = lab.command(program);
+    // It would be looked for on the drive that breaks.
+    command.env("COLIBRI_NO_USAGE", "1");
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
         command.env_remove(name);
     }

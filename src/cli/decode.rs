@@ -269,8 +269,8 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         },
         |id| printer.token(id),
     );
-    opened.keep_usage(&mut session);
     let generated = generated?;
+    opened.keep_usage(&mut session);
     printer.finish()?;
     if let (Some(file), Some(mut recorder)) = (routing, session.store_mut().take_recorder()) {
         recorder.event(&measured(&prompt_phases, &session, generated.decoded));

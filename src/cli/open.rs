@@ -200,7 +200,7 @@ impl Opened {
         self.load_seconds
     }
 
-    /// Adds what a session used to the history of the model, however it ended.
+    /// Adds what a session used to the history of the model. After an error it is not asked to: the drive may be what failed.
     pub fn keep_usage(&self, session: &mut Session) {
         if let Some(history) = &self.history {
             history.keep(session.store_mut().usage());

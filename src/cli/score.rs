@@ -61,10 +61,13 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
             None => report.last_logits = logits.to_vec(),
         }
     });
+    let stopped = matches!(scored, Err(ModelError::Stopped));
+    if !stopped {
+        scored?;
+    }
     opened.keep_usage(&mut session);
-    match scored {
-        Err(ModelError::Stopped) => return Ok(super::interrupt::exit_code()),
-        other => other?,
+    if stopped {
+        return Ok(super::interrupt::exit_code());
     }
     if !report.logprobs.is_empty() {
         let sum: f64 = report.logprobs.iter().sum();
