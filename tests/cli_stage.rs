@@ -291,3 +291,27 @@ fn a_full_drive_is_one_error_and_a_budget_helps() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert_same(model.path(), to);
 }
+
+#[test]
+fn another_model_of_the_same_shape_is_no_copy() {
+    let (model, to) = (scratch(), scratch());
+    large(model.path(), 5 << 20);
+    assert!(
+        stage(model.path(), to.path(), &["--force"])
+            .status
+            .success()
+    );
+    let path = to.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let start = bytes.len() - (5 << 20);
+    bytes[start..].iter_mut().for_each(|byte| *byte ^= 1);
+    fs::write(&path, &bytes).unwrap();
+    let output = stage(model.path(), to.path(), &["--force"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = stderr(&output);
+    assert!(
+        error.contains("differs from") && error.contains("model.safetensors"),
+        "{error}"
+    );
+    assert!(fs::read(&path).unwrap() == bytes);
+}

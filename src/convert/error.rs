@@ -37,8 +37,8 @@ pub enum ConvertError {
     Write(#[from] WriteError),
     /// What would be written could not be read back as what it is.
     #[error(
-        "tensor {name} has {cols} columns, of which {packing} cannot be read back: {source}; \
-         int4-g64 suits every size, and so do int8, int4 and int2"
+        "tensor {name} has {cols} columns, of which {packing} cannot be read back \
+         (int4-g64 suits every size, and so do int8, int4 and int2): {source}"
     )]
     Unreadable {
         /// The tensor.
@@ -66,8 +66,13 @@ pub enum ConvertError {
         found: Format,
     },
     /// A weight is infinite or NaN.
-    #[error("tensor {name} cannot be quantised: {source}")]
+    #[error(
+        "{}: tensor {name} cannot be converted, the file is damaged or was made wrong (fetch it again): {source}",
+        file.display()
+    )]
     NotFinite {
+        /// The file of the source.
+        file: PathBuf,
         /// The tensor.
         name: String,
         /// Which one.
@@ -107,10 +112,32 @@ pub enum ConvertError {
         path: PathBuf,
     },
     /// A file of the source is not the one that the conversion was begun with.
-    #[error("{} has changed since this conversion was begun", path.display())]
+    #[error(
+        "{} has changed since this conversion was begun; give another output directory, or delete {} and the shards beside it",
+        path.display(), notes.display()
+    )]
     SourceChanged {
         /// The file.
         path: PathBuf,
+        /// The notes that say otherwise.
+        notes: PathBuf,
+    },
+    /// A finished shard is not what was written, and cannot be made again.
+    #[error(
+        "{} is damaged, and {} that it was made from is not there any more; nothing was removed",
+        path.display(), source_file.display()
+    )]
+    Damaged {
+        /// The shard.
+        path: PathBuf,
+        /// A file that is missing.
+        source_file: PathBuf,
+    },
+    /// Another conversion writes there.
+    #[error("{}: another process is writing it", out.display())]
+    Busy {
+        /// The output directory.
+        out: PathBuf,
     },
     /// A source file that would be removed has another name, which would keep its data.
     #[error(

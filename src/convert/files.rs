@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use colibri_ring::file::File;
 
-use super::manifest::{self, Manifest, SourceFile, header_crc};
+use super::manifest::{self, Identity, Manifest, SourceFile};
 use super::{ConvertError, Options};
 use crate::shards::write_whole;
 
@@ -17,15 +17,17 @@ const MAX_SMALL_FILE: u64 = 256 << 20;
 /// The files of the checkpoint, as far as they are still there.
 #[derive(Debug)]
 pub struct Sources {
+    /// The notes, for messages.
+    notes: PathBuf,
     paths: Vec<PathBuf>,
     files: Vec<Option<File>>,
 }
 
 impl Sources {
-    /// Opens the files that unfinished shards need and makes sure that they are those of the plan.
+    /// Opens the files that unfinished shards need and makes sure that all that are there are those of the plan.
     ///
     /// # Errors
-    /// One that is missing or has changed; with `delete_source`, one that is a link or has several names.
+    /// One that is needed and missing, or has changed; with `delete_source`, one that is a link or has several names.
     pub fn open(
         options: &Options,
         manifest: &Manifest,
@@ -43,17 +45,30 @@ impl Sources {
             if options.delete_source {
                 removable(path)?;
             }
-            if !needed {
+            let gone = || {
+                let found = path.symlink_metadata();
+                found.is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+            };
+            if !needed && gone() {
                 files.push(None);
                 continue;
             }
             let opened = File::open(path)?;
-            if opened.size() != file.size || header_crc(path)? != file.header {
-                return Err(ConvertError::SourceChanged { path: path.clone() });
+            // The size first: what was cut off cannot be sampled.
+            if opened.size() != file.identity.size || Identity::of(&opened)? != file.identity {
+                return Err(ConvertError::SourceChanged {
+                    path: path.clone(),
+                    notes: options.out.join(manifest::NAME),
+                });
             }
-            files.push(Some(opened));
+            files.push(needed.then_some(opened));
         }
-        Ok(Sources { paths, files })
+        let notes = options.out.join(manifest::NAME);
+        Ok(Sources {
+            notes,
+            paths,
+            files,
+        })
     }
 
     /// A file that an unfinished shard needs.
@@ -69,11 +84,25 @@ impl Sources {
     /// Removes a file; false if it is not there any more.
     ///
     /// # Errors
-    /// When the system refuses.
-    pub fn remove(&mut self, file: usize) -> Result<bool, ConvertError> {
+    /// When it is not the one of the plan any more, or the system refuses.
+    pub fn remove(&mut self, file: usize, manifest: &Manifest) -> Result<bool, ConvertError> {
         // The space is free only when nobody has the file open.
         self.files[file] = None;
         let path = self.path(file);
+        if fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+            return Ok(false);
+        }
+        // Hours may have passed since it was looked at.
+        removable(path)?;
+        let found = File::open(path)?;
+        let noted = &manifest.sources[file].identity;
+        if found.size() != noted.size || Identity::of(&found)? != *noted {
+            return Err(ConvertError::SourceChanged {
+                path: path.to_path_buf(),
+                notes: self.notes.clone(),
+            });
+        }
+        drop(found);
         match fs::remove_file(path) {
             Ok(()) => Ok(true),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -104,6 +133,8 @@ fn removable(path: &Path) -> Result<(), ConvertError> {
 #[derive(Debug)]
 pub struct OutDir {
     path: PathBuf,
+    /// Locked while something is written.
+    lock: Option<fs::File>,
 }
 
 impl OutDir {
@@ -119,22 +150,23 @@ impl OutDir {
                 return Err(ConvertError::SameDirectory { out: path });
             }
         }
-        Ok(OutDir { path })
+        Ok(OutDir { path, lock: None })
     }
 
     /// # Errors
     /// When there is anything in it.
     pub fn must_be_new(&self) -> Result<(), ConvertError> {
         match fs::read_dir(&self.path) {
-            Ok(mut entries) => match entries.next() {
+            Ok(entries) => {
                 // What was left of a beginning that was interrupted before anything was in place.
-                Some(Ok(entry)) if entry.file_name() != ".convert.json.part" => {
-                    Err(ConvertError::NotEmpty {
-                        out: self.path.clone(),
-                    })
+                let left = |entry: &fs::DirEntry| entry.file_name() == ".convert.json.part";
+                if entries.flatten().all(|entry| left(&entry)) {
+                    return Ok(());
                 }
-                _ => Ok(()),
-            },
+                Err(ConvertError::NotEmpty {
+                    out: self.path.clone(),
+                })
+            }
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(source) => Err(ConvertError::Io {
                 what: "list",
@@ -147,15 +179,30 @@ impl OutDir {
     /// Makes the directory with everything but the shards. The notes come first: with them, what is interrupted can go on.
     ///
     /// # Errors
-    /// A failing file system.
-    pub fn begin(&self, options: &Options, manifest: &Manifest) -> Result<(), ConvertError> {
+    /// Another process that writes there, or a failing file system.
+    pub fn begin(&mut self, options: &Options, manifest: &Manifest) -> Result<(), ConvertError> {
         let io = |what, path: &Path| {
             let path = path.to_path_buf();
             move |source| ConvertError::Io { what, path, source }
         };
         fs::create_dir_all(&self.path).map_err(io("make", &self.path))?;
-        if !self.path.join(manifest::NAME).exists() {
-            manifest.write(&self.path)?;
+        let lock = fs::File::open(&self.path).map_err(io("open", &self.path))?;
+        let busy = || ConvertError::Busy {
+            out: self.path.clone(),
+        };
+        // A file system without locks is no reason not to write.
+        if let Err(fs::TryLockError::WouldBlock) = lock.try_lock() {
+            return Err(busy());
+        }
+        self.lock = Some(lock);
+        match Manifest::read(&self.path)? {
+            Some(found) if found == *manifest => {}
+            // Begun by another process since the plan was made.
+            Some(_) => return Err(busy()),
+            None => {
+                self.must_be_new()?;
+                manifest.write(&self.path)?;
+            }
         }
         let list = self.path.join("model.safetensors.index.json");
         write_whole(&list, manifest.list().to_string().as_bytes())?;

@@ -1,23 +1,26 @@
 //! The notes of a conversion: its plan, and what it was made from. They lie in the output directory from before the first shard
 //! is begun, and stay there.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use colibri_ring::file::File;
 use serde::{Deserialize, Serialize};
 
 use super::plan::{self, Notes, Shard, Span, is_packed};
 use super::write::header_of;
 use super::{ConvertError, Options, Recipe, Summary, shard_path};
 use crate::config::Config;
-use crate::shards::{Shards, write_whole};
+use crate::shards::{Shards, data_sample, write_whole};
 
 /// Name of the file; hidden, and not that of a shard.
 pub const NAME: &str = ".convert.json";
 
 /// Of what is written here. Another one is refused.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// A file of the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,10 +29,46 @@ pub struct SourceFile {
     pub dir: usize,
     /// Its name there.
     pub name: PathBuf,
+    /// Which file it was then.
+    pub identity: Identity,
+}
+
+/// What tells a file from another one of the same name: models of one architecture have shards of the same sizes and headers.
+/// (The number of the device is no part of it: it may be another one after a restart.)
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
     /// Size in bytes.
     pub size: u64,
     /// CRC-32 of its header, the length field included.
-    pub header: u32,
+    header: u32,
+    /// CRC-32 of blocks all over its data.
+    data: u32,
+    /// When it was written: seconds and nanoseconds.
+    mtime: (i64, i64),
+    inode: u64,
+}
+
+impl Identity {
+    /// Of an open shard.
+    ///
+    /// # Errors
+    /// A failing read.
+    pub fn of(file: &File) -> Result<Identity, ConvertError> {
+        let opened = file.buffered_fd().try_clone_to_owned();
+        let meta = opened.and_then(|fd| fs::File::from(fd).metadata());
+        let meta = meta.map_err(|source| ConvertError::Io {
+            what: "look at",
+            path: file.path().to_path_buf(),
+            source,
+        })?;
+        Ok(Identity {
+            size: file.size(),
+            header: header_crc(file.path())?,
+            data: data_sample(file)?,
+            mtime: (meta.mtime(), meta.mtime_nsec()),
+            inode: meta.ino(),
+        })
+    }
 }
 
 /// The notes.
@@ -59,8 +98,7 @@ impl Manifest {
             Ok::<_, ConvertError>(SourceFile {
                 dir: shards.dir_of(i),
                 name: file.path().file_name().unwrap_or_default().into(),
-                size: file.size(),
-                header: header_crc(file.path())?,
+                identity: Identity::of(file)?,
             })
         };
         Ok(Manifest {
@@ -86,6 +124,9 @@ impl Manifest {
             path: path.clone(),
             reason,
         };
+        if fs::metadata(&path).is_ok_and(|meta| !meta.is_file()) {
+            return Err(bad("no regular file".into()));
+        }
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -111,18 +152,48 @@ impl Manifest {
         };
         let inside = |span: &Span| {
             let end = span.offset.checked_add(span.bytes);
-            let size = self.sources.get(span.file).map(|source| source.size);
+            let size = self
+                .sources
+                .get(span.file)
+                .map(|source| source.identity.size);
             end.is_some() && end <= size
         };
         let sources = |file: &SourceFile| file.dir < self.dirs && plain(&file.name);
         let items = |shard: &Shard| {
             plain(Path::new(&shard.name))
+                && !shard.items.is_empty()
                 && shard
                     .items
                     .iter()
                     .all(|item| item.spans().all(|span| inside(&span)) && item.fits())
         };
-        self.sources.iter().all(sources) && self.shards.iter().all(items)
+        let mut names = HashSet::new();
+        let mut files = HashSet::new();
+        let mut tensors = HashSet::new();
+        let all_items = || self.shards.iter().flat_map(|shard| &shard.items);
+        self.sources.iter().all(sources)
+            && self.shards.iter().all(items)
+            && !self.shards.is_empty()
+            && (self.sources.iter()).all(|file| files.insert((file.dir, &file.name)))
+            && self.shards.iter().all(|shard| names.insert(&shard.name))
+            && all_items()
+                .flat_map(plan::Item::outputs)
+                .all(|output| tensors.insert(&output.name))
+            && self.total_bytes().is_some()
+    }
+
+    /// Bytes of all tensors on both sides; `None` when they are more than can be counted, headers of the shards included.
+    fn total_bytes(&self) -> Option<u64> {
+        let mut total = 0u64;
+        for item in self.shards.iter().flat_map(|shard| &shard.items) {
+            for output in item.outputs() {
+                total = total.checked_add(output.planned()?.bytes()?)?;
+            }
+            for span in item.spans() {
+                total = total.checked_add(span.bytes)?;
+            }
+        }
+        (total <= i64::MAX as u64).then_some(total)
     }
 
     /// Itself, if it is about the same as `options`.

@@ -11,6 +11,7 @@ mod manifest;
 mod plan;
 mod shapes;
 mod space;
+mod sums;
 mod write;
 
 use std::collections::BTreeMap;
@@ -26,6 +27,7 @@ pub use error::ConvertError;
 use files::{OutDir, Sources};
 use manifest::Manifest;
 use space::Space;
+use sums::Sums;
 
 /// The format of each kind of matrix; `None` keeps what is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,7 +115,13 @@ impl Conversion {
         let manifest = match Manifest::read(&options.out)? {
             Some(manifest) => manifest.check(&options)?,
             None => {
-                out.must_be_new()?;
+                if let Err(e) = out.must_be_new() {
+                    // Another process may just have begun.
+                    return Err(match Manifest::read(&options.out)? {
+                        Some(_) => ConvertError::Busy { out: options.out },
+                        None => e,
+                    });
+                }
                 Manifest::make(&options)?
             }
         };
@@ -168,13 +176,18 @@ impl Conversion {
     ) -> Result<Summary, ConvertError> {
         self.check_space()?;
         self.out.begin(&self.options, &self.manifest)?;
-        let finished = self.manifest.finished(&self.options.out)?;
+        let mut sums = Sums::read(&self.options.out);
+        let mut finished = self.manifest.finished(&self.options.out)?;
+        if self.options.delete_source && self.find_damaged(&sums, &mut finished, stop)? {
+            self.sources = Sources::open(&self.options, &self.manifest, &finished)?;
+        }
         for (i, finished) in finished.iter().enumerate() {
             if !finished {
                 write::shard(
                     &self.options.out,
                     &self.manifest.shards[i],
                     &self.sources,
+                    &mut sums,
                     pool,
                     stop,
                     progress,
@@ -187,11 +200,43 @@ impl Conversion {
         Ok(self.summary)
     }
 
+    /// Reads back every finished shard of which a source would be removed, and takes those that are damaged as not finished.
+    /// Returns whether there are any.
+    fn find_damaged(
+        &self,
+        sums: &Sums,
+        finished: &mut [bool],
+        stop: &AtomicBool,
+    ) -> Result<bool, ConvertError> {
+        let out = &self.options.out;
+        let mut found = false;
+        for (shard, finished) in self.manifest.shards.iter().zip(finished) {
+            let files = || shard.items.iter().flat_map(|item| item.spans());
+            let there = |file: usize| self.sources.path(file).symlink_metadata().is_ok();
+            if !*finished
+                || !files().any(|span| there(span.file))
+                || sums.holds(out, shard, stop)?
+            {
+                continue;
+            }
+            let path = shard_path(out, &shard.name);
+            if let Some(gone) = files().find(|span| !there(span.file)) {
+                return Err(ConvertError::Damaged {
+                    path,
+                    source_file: self.sources.path(gone.file).to_path_buf(),
+                });
+            }
+            tracing::warn!("{} is damaged and is made again", path.display());
+            (*finished, found) = (false, true);
+        }
+        Ok(found)
+    }
+
     /// Removes the source files that no shard after `shard` needs, and returns how many there were.
     fn remove_sources(&mut self, shard: usize) -> Result<usize, ConvertError> {
         let mut removed = 0;
         for (file, last) in self.manifest.last_use().iter().enumerate() {
-            if *last == Some(shard) && self.sources.remove(file)? {
+            if *last == Some(shard) && self.sources.remove(file, &self.manifest)? {
                 removed += 1;
             }
         }

@@ -147,6 +147,10 @@ impl Item {
             return to == Some(from) && scales.0 == Some(scales.1);
         };
         let Rows { format, cols, .. } = rows;
+        // A row takes a byte at least: without columns there is no bound to the number of rows.
+        if rows.rows as u64 > from.max(1) {
+            return false;
+        }
         let sizes = |format: Format| {
             let row = format.row_bytes(cols).map(|n| n as u64);
             let bytes = row.and_then(|row| row.checked_mul(rows.rows as u64));

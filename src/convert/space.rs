@@ -63,7 +63,7 @@ impl Space {
             if options.delete_source {
                 for (file, last) in last_use.iter().enumerate() {
                     if *last == Some(i) && here(file) {
-                        freed = freed.saturating_add(manifest.sources[file].size);
+                        freed = freed.saturating_add(manifest.sources[file].identity.size);
                     }
                 }
             }

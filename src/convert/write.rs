@@ -9,8 +9,11 @@ use colibri_ring::file::Advice;
 use super::files::Sources;
 use super::manifest::Manifest;
 use super::plan::{Item, Output, Shard, Span};
+use super::sums::{Pieces, Sums};
 use super::{ConvertError, shard_path};
 use crate::pool::Pool;
+use crate::quant::Format;
+use crate::quant::encode::NotFinite;
 use crate::shards::{Metadata, Planned, ShardWriter, shard_header};
 use crate::weight::{Block, Piece, RowsError};
 
@@ -63,6 +66,7 @@ pub fn shard(
     out: &Path,
     shard: &Shard,
     sources: &Sources,
+    sums: &mut Sums,
     pool: &Pool,
     stop: &AtomicBool,
     progress: &(dyn Fn(u64) + Sync),
@@ -70,6 +74,10 @@ pub fn shard(
     let (planned, metadata) = tensors(shard);
     let writer = ShardWriter::create(&shard_path(out, &shard.name), &planned, &metadata)?;
     writer.reserve()?;
+    let target = Target {
+        writer: &writer,
+        pieces: Pieces::default(),
+    };
     let jobs = jobs(shard);
     // A block for each thread, which keeps its buffers from one job to the next.
     let blocks: Mutex<Vec<Block>> = Mutex::new(Vec::new());
@@ -84,7 +92,7 @@ pub fn shard(
         let done = if stop.load(Ordering::Relaxed) {
             Err(ConvertError::Stopped)
         } else {
-            run(&jobs[i], sources, &writer, &mut block)
+            run(&jobs[i], sources, &target, &mut block)
         };
         lock().push(block);
         match done {
@@ -98,8 +106,44 @@ pub fn shard(
     });
     match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None => Ok(writer.finish()?),
+        None => {
+            sums.note(out, shard, target.pieces.total())?;
+            Ok(writer.finish()?)
+        }
     }
+}
+
+/// A shard that is being written, and the sum of what was written.
+struct Target<'a> {
+    writer: &'a ShardWriter,
+    pieces: Pieces,
+}
+
+impl Target<'_> {
+    fn write(&self, data: &[u8], at: u64) -> Result<(), ConvertError> {
+        self.pieces.add(data, at);
+        Ok(self.writer.write_at(data, at)?)
+    }
+}
+
+/// Floats that are kept are as bad with an infinity or a NaN as those that are converted. `start` is the offset in the tensor.
+fn check_copied(item: &Item, start: u64, bytes: &[u8]) -> Result<(), NotFinite> {
+    if item.format != Some(Format::F32) {
+        return Ok(());
+    }
+    let cols = item.weights.shape.last().map_or(1, |n| *n as usize).max(1);
+    for (i, value) in bytes.chunks_exact(4).enumerate() {
+        let value = f32::from_le_bytes(value.try_into().unwrap_or_default());
+        if !value.is_finite() {
+            let at = start as usize / 4 + i;
+            return Err(NotFinite {
+                row: at / cols,
+                column: at % cols,
+                value,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Cuts the items of a shard into jobs, in the order of the file.
@@ -141,11 +185,16 @@ fn jobs(shard: &Shard) -> Vec<Job<'_>> {
 fn run(
     job: &Job<'_>,
     sources: &Sources,
-    writer: &ShardWriter,
+    target: &Target<'_>,
     block: &mut Block,
 ) -> Result<u64, ConvertError> {
     let Job { item, step, .. } = *job;
     let mut total = 0;
+    let not_finite = |source| ConvertError::NotFinite {
+        file: sources.path(item.from.file).to_path_buf(),
+        name: item.weights.name.clone(),
+        source,
+    };
     let mut read = |piece, offset: u64, buf: &mut [u8]| {
         let span = match piece {
             Piece::Weights => Some(item.from),
@@ -158,26 +207,24 @@ fn run(
         (Step::Copy { piece, start, len }, _) => {
             block.codes.resize(len as usize, 0);
             read(piece, start, &mut block.codes)?;
+            check_copied(item, start, &block.codes).map_err(not_finite)?;
             let base = match piece {
                 Piece::Weights => job.weights_at,
                 Piece::Scales => job.scales_at,
             };
-            writer.write_at(&block.codes, base + start)?;
+            target.write(&block.codes, base + start)?;
         }
         (Step::Rows(index), Some((rows, packing))) => {
             let range = rows.block(index);
             rows.convert(range.clone(), packing, &mut read, block)
                 .map_err(|e| match e {
                     RowsError::Read(e) => e,
-                    RowsError::NotFinite(source) => ConvertError::NotFinite {
-                        name: item.weights.name.clone(),
-                        source,
-                    },
+                    RowsError::NotFinite(source) => not_finite(source),
                 })?;
             // Every row of a format takes the same bytes.
             let offset = |len: usize| (len / range.len().max(1) * range.start) as u64;
-            writer.write_at(&block.codes, job.weights_at + offset(block.codes.len()))?;
-            writer.write_at(&block.scales, job.scales_at + offset(block.scales.len()))?;
+            target.write(&block.codes, job.weights_at + offset(block.codes.len()))?;
+            target.write(&block.scales, job.scales_at + offset(block.scales.len()))?;
         }
         (Step::Rows(_), None) => {}
     }

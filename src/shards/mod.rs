@@ -9,8 +9,10 @@ mod error;
 mod header;
 mod index;
 mod mirror;
+mod part;
 mod read;
 mod readahead;
+mod sample;
 mod scan;
 mod write;
 
@@ -29,6 +31,8 @@ pub use error::{Flaw, ShardError};
 pub use header::{MAX_HEADER, Metadata};
 pub(crate) use mirror::is_copy;
 pub use mirror::{MAX_MIRRORS, MirrorFile};
+pub(crate) use part::open_part;
+pub use sample::data_sample;
 pub use write::{
     Planned, ShardWriter, WriteError, free_space, shard_bytes, shard_header, write_whole,
 };

@@ -1,7 +1,7 @@
 //! Writing one shard: the header first, then the data of its tensors in order, and the final name at the very end.
 
 use std::collections::HashSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 
 use super::error::Shown;
+use super::part::open_part;
 use super::{Dtype, MAX_HEADER, Metadata};
 
 /// The data section starts at a multiple of this, so that direct reads of the first tensor need no wider range.
@@ -118,16 +119,11 @@ impl ShardWriter {
             file: part.clone(),
             source,
         };
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&part)
-            .map_err(io)?;
+        let file = open_part(&part).map_err(io)?;
         // The lock keeps two processes from writing into one file. Between open and lock another one may have finished:
         // then the descriptor is that of the finished shard, which must not be truncated.
         let ours = file.try_lock().is_ok()
-            && matches!((file.metadata(), fs::metadata(&part)), (Ok(a), Ok(b)) if a.ino() == b.ino());
+            && matches!((file.metadata(), fs::symlink_metadata(&part)), (Ok(a), Ok(b)) if a.ino() == b.ino());
         if !ours {
             return Err(WriteError::Busy { file: part });
         }
@@ -301,8 +297,16 @@ pub fn free_space(dir: &Path) -> io::Result<u64> {
 /// A failing file system.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     let part = part_of(path);
+    let io = |source| WriteError::Io {
+        file: path.to_path_buf(),
+        source,
+    };
+    let file = open_part(&part).map_err(|source| WriteError::Io {
+        file: part.clone(),
+        source,
+    })?;
     let written = (|| {
-        let file = File::create(&part)?;
+        file.set_len(0)?;
         file.write_all_at(bytes, 0)?;
         file.sync_all()?;
         fs::rename(&part, path)?;
@@ -310,10 +314,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     })();
     written.map_err(|source| {
         let _ = fs::remove_file(&part);
-        WriteError::Io {
-            file: path.to_path_buf(),
-            source,
-        }
+        io(source)
     })
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,11 +15,11 @@ use colibri_ring::extent::{Layout, Range};
 use colibri_ring::file::File;
 use colibri_ring::replica::{DirectMode, Files, Replica};
 use colibri_ring::schedule::{Event, Priority};
-use rustix::fs::{Advice, FlockOperation, OFlags, RenameFlags};
+use rustix::fs::{Advice, FlockOperation, RenameFlags};
 
 use super::{Shard, StageError, failed, unfinished};
 use crate::plan;
-use crate::shards::MirrorFile;
+use crate::shards::{self, MirrorFile};
 use crate::verify::{Copies, compare};
 
 /// Bytes of one read and one write.
@@ -99,15 +99,7 @@ pub fn copy_shard(
 
 /// The unfinished file, locked.
 fn open_part(path: &Path) -> Result<fs::File, StageError> {
-    let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let out = fs::File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .custom_flags(flags.bits() as i32)
-        .open(path)
-        .map_err(failed("write", path))?;
+    let out = shards::open_part(path).map_err(failed("write", path))?;
     match rustix::fs::flock(&out, FlockOperation::NonBlockingLockExclusive) {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(StageError::Busy {
             path: path.to_owned(),

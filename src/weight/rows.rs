@@ -75,7 +75,7 @@ impl Rows {
     /// given an offset in the bytes of the whole matrix or of its scales.
     ///
     /// # Errors
-    /// A failing read, and, unless the result is f32, a weight that is infinite or NaN.
+    /// A failing read, and a weight that is infinite or NaN.
     pub fn convert<E>(
         &self,
         range: Range<usize>,
@@ -123,6 +123,13 @@ impl Rows {
         block.codes.clear();
         block.scales.clear();
         let Some(packing) = packing else {
+            if let Some(at) = block.values.iter().position(|value| !value.is_finite()) {
+                return Err(RowsError::NotFinite(NotFinite {
+                    row: range.start + at / cols,
+                    column: at % cols,
+                    value: block.values[at],
+                }));
+            }
             block
                 .codes
                 .extend_from_slice(bytemuck::cast_slice(&block.values));

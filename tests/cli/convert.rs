@@ -362,3 +362,39 @@ fn a_plan_that_dense_bits_would_make_fit_says_so() {
     let peak = fits["stats"]["peak_rss_bytes"].as_u64().unwrap();
     assert!(peak <= 100 << 20, "{peak}");
 }
+
+#[test]
+fn weights_that_are_no_numbers_are_refused_everywhere() {
+    for (model, name, nan) in [
+        ("bf16-shared", "model.norm.weight", &[0xc0, 0x7f][..]),
+        (
+            "bf16-shared",
+            "model.layers.1.mlp.gate.weight",
+            &[0x80, 0x7f],
+        ),
+        (
+            "f32-fused-freq-tied",
+            "model.norm.weight",
+            &[0, 0, 0xc0, 0x7f],
+        ),
+    ] {
+        let broken = Broken::copy(model);
+        broken.change(name, |tensors, at| {
+            tensors[at].data[nan.len()..][..nan.len()].copy_from_slice(nan)
+        });
+        let out = tempfile::tempdir().unwrap();
+        let error = error_of(&finish(convert(&[broken.path().into()], out.path(), &[])));
+        for part in [name, "row 0, column 1", ".safetensors: ", "fetch it again"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
+
+#[test]
+fn the_reason_of_a_refusal_is_said_once() {
+    let model = Saved::named("bf16-shared");
+    let out = tempfile::tempdir().unwrap();
+    let run = convert(&model.dirs, out.path(), &["--experts", "int4-g7"]);
+    let error = error_of(&finish(run));
+    assert_eq!(error.matches("7 scales a row").count(), 1, "{error}");
+}

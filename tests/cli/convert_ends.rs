@@ -261,3 +261,179 @@ fn a_disk_that_is_full_in_the_middle_leaves_nothing_half_done() {
         assert_eq!(content(&out), whole);
     }
 }
+
+/// Another model of the same shape: other weights, same header. Times and names stay as they are.
+fn other_weights(path: &Path) {
+    let modified = fs::metadata(path).unwrap().modified().unwrap();
+    let mut bytes = fs::read(path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(path, bytes).unwrap();
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_modified(modified).unwrap();
+}
+
+#[test]
+fn a_source_that_was_never_converted_is_not_removed() {
+    for touch_only in [false, true] {
+        let source = Broken::copy("bf16-shared");
+        let dirs = [source.path().to_path_buf()];
+        let out = tempfile::tempdir().unwrap();
+        assert!(finish(convert(&dirs, out.path(), &SMALL)).status.success());
+        let path = &shards(source.path())[1];
+        if touch_only {
+            let file = fs::File::options().write(true).open(path).unwrap();
+            file.set_modified(std::time::SystemTime::UNIX_EPOCH)
+                .unwrap();
+        } else {
+            other_weights(path);
+        }
+        let before = content(source.path());
+        for finished in [true, false] {
+            if !finished {
+                fs::remove_file(&shards(out.path())[2]).unwrap();
+            }
+            let args = [&SMALL[..], &["--delete-source"]].concat();
+            let error = error_of(&finish(convert(&dirs, out.path(), &args)));
+            for part in [
+                path.to_str().unwrap(),
+                "changed",
+                ".convert.json",
+                "another output",
+            ] {
+                assert!(error.contains(part), "{error}");
+            }
+            assert_eq!(content(source.path()), before);
+        }
+    }
+}
+
+#[test]
+fn a_damaged_shard_is_made_again_before_its_source_is_removed() {
+    let whole = undisturbed("bf16-shared");
+    for lost in [false, true] {
+        let source = Broken::copy("bf16-shared");
+        let dirs = [source.path().to_path_buf()];
+        let out = tempfile::tempdir().unwrap();
+        assert!(finish(convert(&dirs, out.path(), &SMALL)).status.success());
+        if lost {
+            fs::remove_file(out.path().join(".convert.sums.json")).unwrap();
+        }
+        let shard = &shards(out.path())[3];
+        let mut bytes = fs::read(shard).unwrap();
+        let at = bytes.len() - 100;
+        bytes[at] ^= 0x10;
+        fs::write(shard, bytes).unwrap();
+        let args = [&SMALL[..], &["--delete-source"]].concat();
+        let output = finish(convert(&dirs, out.path(), &args));
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(stderr(&output).contains("damaged"), "{}", stderr(&output));
+        assert_eq!(content(out.path()), whole);
+        assert!(shards(source.path()).is_empty());
+    }
+}
+
+#[test]
+fn a_damaged_shard_without_its_source_is_an_error() {
+    let source = Broken::copy("bf16-shared");
+    let dirs = [source.path().to_path_buf()];
+    let out = tempfile::tempdir().unwrap();
+    // One shard, which needs every file.
+    assert!(finish(convert(&dirs, out.path(), &[])).status.success());
+    let gone = &shards(source.path())[0];
+    fs::remove_file(gone).unwrap();
+    let shard = &shards(out.path())[0];
+    let mut bytes = fs::read(shard).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(shard, bytes).unwrap();
+    let before = content(source.path());
+    let error = error_of(&finish(convert(&dirs, out.path(), &["--delete-source"])));
+    for path in [shard, gone] {
+        assert!(error.contains(path.to_str().unwrap()), "{error}");
+    }
+    assert_eq!(content(source.path()), before);
+}
+
+#[test]
+fn what_lies_under_a_temporary_name_is_not_written_through() {
+    let source = Broken::copy("bf16-shared");
+    let dirs = [source.path().to_path_buf()];
+    let victim = &shards(source.path())[0];
+    let before = content(source.path());
+    let out = tempfile::tempdir().unwrap();
+    assert!(finish(convert(&dirs, out.path(), &[])).status.success());
+    fs::remove_file(&shards(out.path())[0]).unwrap();
+    let part = out.path().join(".model.safetensors.part");
+    type Put = fn(&Path, &Path);
+    let things: [Put; 3] = [
+        |victim, part| std::os::unix::fs::symlink(victim, part).unwrap(),
+        |victim, part| fs::hard_link(victim, part).unwrap(),
+        |_, part| crate::broken::mkfifo(part),
+    ];
+    for put in things {
+        put(victim, &part);
+        let error = error_of(&finish(convert(&dirs, out.path(), &[])));
+        assert!(
+            error.contains(part.to_str().unwrap()) && error.contains("remove it"),
+            "{error}"
+        );
+        assert_eq!(content(source.path()), before);
+        fs::remove_file(&part).unwrap();
+    }
+}
+
+#[test]
+fn notes_with_absurd_numbers_are_refused() {
+    let model = Saved::named("bf16-shared");
+    let out = tempfile::tempdir().unwrap();
+    assert!(
+        finish(convert(&model.dirs, out.path(), &SMALL))
+            .status
+            .success()
+    );
+    let path = out.path().join(".convert.json");
+    let notes: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    fs::remove_file(&shards(out.path())[0]).unwrap();
+    type Change = fn(&mut serde_json::Value);
+    let changes: [Change; 5] = [
+        |notes| notes["shards"] = serde_json::json!([]),
+        |notes| notes["shards"][0]["items"] = serde_json::json!([]),
+        |notes| notes["shards"][1] = notes["shards"][0].clone(),
+        |notes| notes["sources"][1] = notes["sources"][0].clone(),
+        // No columns: no bytes, however many rows.
+        |notes| {
+            let item = &mut notes["shards"][0]["items"][0];
+            item["work"]["Convert"]["rows"] = (1u64 << 60).into();
+            item["work"]["Convert"]["cols"] = 0.into();
+            item["weights"]["shape"] = serde_json::json!([0]);
+            item["scales"]["shape"] = serde_json::json!([1u64 << 60]);
+            item["from"]["bytes"] = 0.into();
+        },
+    ];
+    for change in changes {
+        let mut changed = notes.clone();
+        change(&mut changed);
+        assert_ne!(changed, notes);
+        fs::write(&path, changed.to_string()).unwrap();
+        let error = error_of(&finish(convert(&model.dirs, out.path(), &SMALL)));
+        assert!(error.contains("no notes of a conversion"), "{error}");
+    }
+}
+
+#[test]
+fn one_process_at_a_time_writes_a_container() {
+    let model = Saved::named("bf16-shared");
+    let out = tempfile::tempdir().unwrap();
+    let other = fs::File::open(out.path()).unwrap();
+    other.lock().unwrap();
+    let error = error_of(&finish(convert(&model.dirs, out.path(), &SMALL)));
+    assert!(error.contains("another process is writing"), "{error}");
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
+    drop(other);
+    assert!(
+        finish(convert(&model.dirs, out.path(), &SMALL))
+            .status
+            .success()
+    );
+}

@@ -23,7 +23,9 @@ use super::super::{interrupt, progress};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     colibri-uring mirror stage --model /ssd1/GLM-5.2 --to /ssd2/GLM-5.2\n  \
-    colibri-uring mirror stage --model /ssd1/GLM-5.2 --to /ssd2/GLM-5.2 --budget 200GiB --dry-run")]
+    colibri-uring mirror stage --model /ssd1/GLM-5.2 --to /ssd2/GLM-5.2 --budget 200GiB --dry-run\n\n\
+    A file that is there already counts as a copy when its size, its header and 2 MiB of its data, taken all over it, are those of the \
+    shard; `mirror verify` compares every byte.")]
 pub struct StageArgs {
     /// Directory with *.safetensors files; give it several times for a model split over drives
     #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
@@ -60,7 +62,7 @@ struct Report {
     dry_run: bool,
     /// Shards that were copied, or would be.
     copied: Vec<String>,
-    /// Shards of which a copy was there: same size and header.
+    /// Shards of which a copy was there: same size, header and sample of the content.
     already_there: Vec<String>,
     /// Shards that the budget leaves out.
     left_out: Vec<String>,

@@ -1,0 +1,123 @@
+//! Check sums of the finished shards. Before the source of a shard is removed, what was made from it must be whole on the drive:
+//! in a run that has not written the shard itself, it is read back and compared.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use colibri_ring::file::{Advice, File};
+use crc32fast::Hasher;
+
+use super::plan::Shard;
+use super::write::header_of;
+use super::{ConvertError, shard_path};
+use crate::shards::write_whole;
+
+/// Name of the file, beside the notes.
+const NAME: &str = ".convert.sums.json";
+
+/// Bytes that are read back at a time.
+const BLOCK: u64 = 4 << 20;
+
+/// CRC-32 of the data of each shard, by name.
+#[derive(Debug, Default)]
+pub struct Sums(BTreeMap<String, u32>);
+
+impl Sums {
+    /// What is noted in `out`. What cannot be read is not noted: then shards count as damaged.
+    pub fn read(out: &Path) -> Sums {
+        let path = out.join(NAME);
+        let regular = fs::metadata(&path).is_ok_and(|meta| meta.is_file());
+        let text = regular.then(|| fs::read(&path).ok()).flatten();
+        Sums(
+            text.and_then(|text| serde_json::from_slice(&text).ok())
+                .unwrap_or_default(),
+        )
+    }
+
+    /// Notes a shard. To be called before it gets its name: no finished shard is without a sum.
+    ///
+    /// # Errors
+    /// A failing file system.
+    pub fn note(&mut self, out: &Path, shard: &Shard, sum: u32) -> Result<(), ConvertError> {
+        self.0.insert(shard.name.clone(), sum);
+        let path = out.join(NAME);
+        let text = serde_json::to_vec(&self.0).map_err(|e| ConvertError::Manifest {
+            path: path.clone(),
+            reason: e.to_string(),
+        })?;
+        Ok(write_whole(&path, &text)?)
+    }
+
+    /// Whether the data of a finished shard is what was written.
+    ///
+    /// # Errors
+    /// A failing read, or a wish to stop.
+    pub fn holds(
+        &self,
+        out: &Path,
+        shard: &Shard,
+        stop: &AtomicBool,
+    ) -> Result<bool, ConvertError> {
+        let Some(noted) = self.0.get(&shard.name) else {
+            return Ok(false);
+        };
+        let file = File::open(shard_path(out, &shard.name))?;
+        let mut at = header_of(out, shard)?.0.len() as u64;
+        let (mut crc, mut block) = (Hasher::new(), vec![0; BLOCK as usize]);
+        while at < file.size() {
+            if stop.load(Ordering::Relaxed) {
+                return Err(ConvertError::Stopped);
+            }
+            let block = &mut block[..BLOCK.min(file.size() - at) as usize];
+            file.read_at(block, at)?;
+            crc.update(block);
+            file.advise(at, block.len() as u64, Advice::DontNeed);
+            at += block.len() as u64;
+        }
+        Ok(crc.finalize() == *noted)
+    }
+}
+
+/// The CRC-32 of data that threads write piece by piece, in any order.
+#[derive(Debug, Default)]
+pub struct Pieces(Mutex<Vec<(u64, Hasher)>>);
+
+impl Pieces {
+    /// Adds the piece that begins at `at`.
+    pub fn add(&self, data: &[u8], at: u64) {
+        if data.is_empty() {
+            return;
+        }
+        let mut crc = Hasher::new();
+        crc.update(data);
+        let mut pieces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pieces.push((at, crc));
+    }
+
+    /// Of all pieces, which must be there without gaps.
+    pub fn total(self) -> u32 {
+        let mut pieces = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        pieces.sort_by_key(|(at, _)| *at);
+        let mut all = Hasher::new();
+        pieces.iter().for_each(|(_, crc)| all.combine(crc));
+        all.finalize()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_of_pieces_does_not_count() {
+        let data: Vec<u8> = (0..1000u32).map(|i| (i * i) as u8).collect();
+        let pieces = Pieces::default();
+        for (from, to) in [(500, 1000), (0, 3), (3, 3), (3, 500)] {
+            pieces.add(&data[from..to], from as u64);
+        }
+        assert_eq!(pieces.total(), crc32fast::hash(&data));
+    }
+}
