@@ -1,7 +1,8 @@
 //! Puts copies of a model's shards on another drive, for it to be a mirror: the hottest first, as many as fit into a budget.
 //!
 //! A shard is written beside its place under another name, compared with the original as the drive gives both back, and
-//! then renamed. So whatever has a shard's name is a whole copy, and a run that was ended in any way is continued by the next.
+//! then renamed. So whatever has a shard's name is a whole copy, of which later runs compare size, header and a sample of the
+//! content, and a run that was ended in any way is continued by the next.
 //! Nothing is ever deleted or overwritten but the unfinished files of this program.
 
 use std::collections::HashMap;

@@ -2,8 +2,9 @@
 //!
 //! [`plan`](mod@plan) decides what each output shard holds and where its bytes come from, from the index alone; `shapes` knows which
 //! matrices there are. The plan is kept beside the output ([`manifest`]), because with `delete_source` it could not be made
-//! again. [`write`](mod@write) carries out one shard. What is finished is what has its final name: nothing else is recorded, so a
-//! conversion that was killed anywhere goes on where it was.
+//! again. [`write`](mod@write) carries out one shard. What is finished is what has its final name, so a
+//! conversion that was killed anywhere goes on where it was; [`sums`] are what shards of earlier runs are checked by before
+//! their source is removed.
 
 mod error;
 mod files;
