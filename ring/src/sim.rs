@@ -59,12 +59,18 @@ impl Clock {
 
     /// Lets time pass.
     pub fn advance(&self, by: Duration) {
-        self.0.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
+        self.0
+            .store(nanos(self.now().saturating_add(by)), Ordering::Relaxed);
     }
 
     fn reach(&self, time: Duration) {
-        self.0.fetch_max(time.as_nanos() as u64, Ordering::Relaxed);
+        self.0.fetch_max(nanos(time), Ordering::Relaxed);
     }
+}
+
+/// At most what can be counted: some 584 years.
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A read under way.

@@ -107,7 +107,7 @@ struct Report<'a> {
 
 /// Starts the file of `--save-routing`.
 fn recorder(path: &Path, config: &Config) -> anyhow::Result<(Output, Recorder)> {
-    let output = Output::create(path)?;
+    let output = Output::create(path, "{\"routing\":")?;
     let header = routing::Header {
         routing: routing::VERSION,
         top_k: config.num_experts_per_tok,

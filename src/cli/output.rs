@@ -1,10 +1,10 @@
 //! Files that commands write beside their output: they appear under their name when they are complete.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Read};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use tempfile::NamedTempFile;
 
 /// A file that is being written.
@@ -16,9 +16,22 @@ pub struct Output {
 }
 
 impl Output {
-    /// Starts a file. Nothing is there under its name before [`Output::keep`].
-    pub fn create(path: &Path) -> anyhow::Result<Output> {
+    /// Starts a file. Nothing is there under its name before [`Output::keep`]. A file that is there is replaced only if it is empty or
+    /// begins as all of its kind do: what a slip of the hand names is not lost.
+    pub fn create(path: &Path, begins: &str) -> anyhow::Result<Output> {
         let special = fs::metadata(path).is_ok_and(|found| !found.is_file());
+        if !special && path.exists() {
+            let mut start = Vec::new();
+            let file = File::open(path).with_context(|| cannot_write(path))?;
+            file.take(begins.len() as u64)
+                .read_to_end(&mut start)
+                .with_context(|| cannot_write(path))?;
+            ensure!(
+                start.is_empty() || start == begins.as_bytes(),
+                "{}: it is there and is something else, and is not overwritten; give another name",
+                cannot_write(path)
+            );
+        }
         let dir = match path.parent() {
             Some(dir) if !dir.as_os_str().is_empty() => dir,
             _ => Path::new("."),

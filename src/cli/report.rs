@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use anyhow::ensure;
 use clap::Args;
 use colibri_uring::report::hlog::{self, Interval};
 
@@ -29,10 +30,17 @@ pub struct Reports {
 impl ReportArgs {
     /// Starts the files.
     pub fn create(&self) -> anyhow::Result<Reports> {
-        let create = |path: &Option<PathBuf>| path.as_deref().map(Output::create).transpose();
+        ensure!(
+            self.report.is_none() || self.report != self.hlog,
+            "--report and --hlog name the same file"
+        );
+        let create = |path: &Option<PathBuf>, begins| {
+            let path = path.as_deref();
+            path.map(|path| Output::create(path, begins)).transpose()
+        };
         Ok(Reports {
-            report: create(&self.report)?,
-            hlog: create(&self.hlog)?,
+            report: create(&self.report, "<!doctype html>")?,
+            hlog: create(&self.hlog, "#")?,
         })
     }
 }

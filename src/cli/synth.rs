@@ -21,7 +21,7 @@ use super::size::{Size, human};
 #[command(after_help = "Examples:\n  \
     colibri-uring synth /models/small\n  \
     colibri-uring synth /models/glm-shape --preset glm-5.2 --sparse\n  \
-    colibri-uring synth DIR --layers 4 --experts 32 --experts-format int8 --seed 7")]
+    colibri-uring synth DIR --layers 4 --routed-experts 32 --experts-format int8 --seed 7")]
 pub struct SynthArgs {
     /// Directory to write to; it must be empty or not exist
     #[arg(value_name = "OUT")]
@@ -33,8 +33,8 @@ pub struct SynthArgs {
     #[arg(long, env = "COLIBRI_SPARSE", value_parser = FalseyValueParser::new())]
     sparse: bool,
     /// Add a layer of multi-token prediction (int8)
-    #[arg(long, env = "COLIBRI_MTP", value_parser = FalseyValueParser::new())]
-    mtp: bool,
+    #[arg(long, env = "COLIBRI_MTP_LAYER", value_parser = FalseyValueParser::new())]
+    mtp_layer: bool,
     /// The same seed gives the same weights
     #[arg(long, value_name = "N", default_value_t = 0, env = "COLIBRI_SEED")]
     seed: u64,
@@ -87,11 +87,11 @@ struct ShapeArgs {
     #[arg(long, value_name = "N", env = "COLIBRI_MOE_INTERMEDIATE")]
     moe_intermediate: Option<u64>,
     /// Routed experts of a layer
-    #[arg(long, value_name = "N", env = "COLIBRI_EXPERTS")]
-    experts: Option<u64>,
+    #[arg(long, value_name = "N", env = "COLIBRI_ROUTED_EXPERTS")]
+    routed_experts: Option<u64>,
     /// Experts that a token uses in a layer
-    #[arg(long, value_name = "N", env = "COLIBRI_TOP_K")]
-    top_k: Option<u64>,
+    #[arg(long, value_name = "N", env = "COLIBRI_EXPERTS_PER_TOKEN")]
+    experts_per_token: Option<u64>,
     /// Shared experts
     #[arg(long, value_name = "N", env = "COLIBRI_SHARED_EXPERTS")]
     shared_experts: Option<u64>,
@@ -172,8 +172,8 @@ impl ShapeArgs {
             hidden: self.hidden.unwrap_or(s.hidden),
             intermediate: self.intermediate.unwrap_or(s.intermediate),
             moe_intermediate: self.moe_intermediate.unwrap_or(s.moe_intermediate),
-            experts: self.experts.unwrap_or(s.experts),
-            top_k: self.top_k.unwrap_or(s.top_k),
+            experts: self.routed_experts.unwrap_or(s.experts),
+            top_k: self.experts_per_token.unwrap_or(s.top_k),
             shared_experts: self.shared_experts.unwrap_or(s.shared_experts),
             heads: self.heads.unwrap_or(s.heads),
             q_lora_rank: self.q_lora_rank.unwrap_or(s.q_lora_rank),
@@ -215,7 +215,7 @@ pub fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
         shape: args.shape.over(preset.shape()),
         experts: args.experts_format.into(),
         dense: args.dense_format.into(),
-        mtp: args.mtp,
+        mtp: args.mtp_layer,
         sparse: args.sparse,
         seed: args.seed,
         shard_bytes,

@@ -102,6 +102,10 @@ pub(super) struct Foresight {
     hit: Rate,
 }
 
+/// What a wrong guess costs beyond what is counted: it takes room in the queue from guesses of other experts, and time on the drive that
+/// was not always idle. Measured: see docs/architecture.md.
+const DEARER: f64 = 4.0;
+
 /// More tokens at once say little about the guesses for a single one.
 const FEW_TOKENS: usize = 8;
 
@@ -175,7 +179,7 @@ impl Foresight {
         } else {
             used_each / kept as f64
         };
-        let wrong = self.late.get() * at_drives_bytes + missed * expert_bytes;
+        let wrong = DEARER * (self.late.get() * at_drives_bytes + missed * expert_bytes);
         wrong / (wrong + expert_bytes)
     }
 

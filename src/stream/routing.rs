@@ -3,7 +3,7 @@
 //! JSON lines. The first is [`Header`], each other an [`Event`] in the order in which the model met them.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +101,9 @@ impl Recorder {
     }
 }
 
+/// More than a line has of any prompt that fits into memory.
+const MAX_LINE: u64 = 64 << 20;
+
 /// Why a file is no routing of a model.
 #[derive(Debug, thiserror::Error)]
 pub enum RoutingError {
@@ -132,21 +135,32 @@ pub enum RoutingError {
 ///
 /// # Errors
 /// [`RoutingError`] naming the line.
-pub fn read(from: impl BufRead) -> Result<(Header, Vec<Event>), RoutingError> {
-    let mut lines = from.lines().enumerate();
-    let parse = |(i, text): (usize, io::Result<String>)| Ok::<_, RoutingError>((i + 1, text?));
-    let (line, text) = lines.next().map(parse).ok_or(RoutingError::Empty)??;
+pub fn read(mut from: impl BufRead) -> Result<(Header, Vec<Event>), RoutingError> {
+    let mut text = Vec::new();
+    let mut line = 0;
+    let mut next = || {
+        text.clear();
+        line += 1;
+        let read = (&mut from)
+            .take(MAX_LINE + 1)
+            .read_until(b'\n', &mut text)?;
+        if read as u64 > MAX_LINE {
+            let what = format!("it is longer than {MAX_LINE} bytes");
+            return Err(RoutingError::Impossible { line, what });
+        }
+        Ok((read > 0).then(|| (line, text.clone())))
+    };
+    let (line, text) = next()?.ok_or(RoutingError::Empty)?;
     let header: Header =
-        serde_json::from_str(&text).map_err(|source| RoutingError::Line { line, source })?;
+        serde_json::from_slice(&text).map_err(|source| RoutingError::Line { line, source })?;
     if header.routing != VERSION {
         let what = format!("version {} is not {VERSION}", header.routing);
         return Err(RoutingError::Impossible { line, what });
     }
     let mut events = Vec::new();
-    for numbered in lines {
-        let (line, text) = parse(numbered)?;
+    while let Some((line, text)) = next()? {
         let event: Event =
-            serde_json::from_str(&text).map_err(|source| RoutingError::Line { line, source })?;
+            serde_json::from_slice(&text).map_err(|source| RoutingError::Line { line, source })?;
         if let Err(what) = check(&event, &header) {
             return Err(RoutingError::Impossible { line, what });
         }
@@ -165,7 +179,7 @@ fn check(event: &Event, header: &Header) -> Result<(), String> {
         Event::Routed { layer, experts } => (*layer, header.top_k, &experts[..]),
         Event::Computed { layer } => (*layer, 1, &[0][..]),
         Event::Measured { seconds, .. } => {
-            let bad = seconds.iter().find(|(_, s)| !(0.0..1e9).contains(*s));
+            let bad = seconds.iter().find(|(_, s)| !(0.0..1e6).contains(*s));
             return match bad {
                 Some((phase, s)) => Err(format!("{phase} took {s} seconds")),
                 None => Ok(()),
@@ -249,6 +263,9 @@ mod tests {
             assert!(error.contains(says), "{error}");
         }
         assert!(matches!(read(&b""[..]), Err(RoutingError::Empty)));
+        let endless = std::io::BufReader::new(std::fs::File::open("/dev/zero").unwrap());
+        let error = read(endless).unwrap_err().to_string();
+        assert!(error.contains("line 1: it is longer"), "{error}");
         let newer = HEADER.replace("\"routing\":1", "\"routing\":2");
         let error = read(newer.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("version 2"), "{error}");

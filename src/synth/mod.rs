@@ -63,6 +63,18 @@ pub enum SynthError {
     /// Sizes that cannot be counted.
     #[error("tensor {0} is too large")]
     TooLarge(String),
+    /// A matrix whose format could not be told from its sizes.
+    #[error(
+        "tensor {name} would have {cols} columns, and as {format} could not be told from another format; take wider ones, or bf16"
+    )]
+    Unreadable {
+        /// The tensor.
+        name: String,
+        /// Its columns.
+        cols: usize,
+        /// The format asked for.
+        format: &'static str,
+    },
     /// There is something in the directory already.
     #[error("{} is not an empty directory", .0.display())]
     Occupied(PathBuf),
@@ -92,6 +104,18 @@ pub enum SynthError {
     /// It was asked to stop.
     #[error("interrupted")]
     Stopped,
+}
+
+/// Whether a directory holds anything but the unfinished shards of a run that was killed, which are written anew.
+fn holds_something(dir: &Path) -> io::Result<bool> {
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let name = name.to_string_lossy();
+        if !(name.starts_with('.') && name.ends_with(".part")) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// A model that is ready to be written.
@@ -161,7 +185,7 @@ impl Synth {
             source,
         };
         let existed = dir.exists();
-        if existed && fs::read_dir(dir).map_err(failed)?.next().is_some() {
+        if existed && holds_something(dir).map_err(failed)? {
             return Err(SynthError::Occupied(dir.to_path_buf()));
         }
         fs::create_dir_all(dir).map_err(failed)?;

@@ -3,6 +3,7 @@
 use super::{Spec, SynthError};
 use crate::config::{Config, IndexerKind, MlpKind};
 use crate::quant::Format;
+use crate::quant::infer::{Sizes, infer};
 use crate::shards::{Dtype, Planned};
 
 /// How a matrix is stored.
@@ -229,7 +230,23 @@ impl List {
         }
         let too_large = || SynthError::TooLarge(name.to_owned());
         let bytes = format.row_bytes(cols).and_then(|row| row.checked_mul(rows));
-        self.push(name, Dtype::U8, &[bytes.ok_or_else(too_large)?], content)?;
+        let bytes = bytes.ok_or_else(too_large)?;
+        let count = format.scale_bytes(rows, cols).ok_or_else(too_large)? / 4;
+        let sizes = Sizes {
+            rows,
+            cols,
+            weights: bytes as u64,
+            scales: count as u64,
+        };
+        // Narrow matrices may have the sizes of two formats. (One group for each row is the same as a scale for each row.)
+        if infer(sizes, None).is_err() {
+            return Err(SynthError::Unreadable {
+                name: name.to_owned(),
+                cols,
+                format: format.name(),
+            });
+        }
+        self.push(name, Dtype::U8, &[bytes], content)?;
         let scale = 1.0 / (deviation * (fan_in as f32).sqrt());
         let scales = if hole {
             Content::Hole
@@ -239,7 +256,6 @@ impl List {
                 bound: scale / 4.0,
             }
         };
-        let count = format.scale_bytes(rows, cols).ok_or_else(too_large)? / 4;
         self.push(&format!("{name}.qs"), Dtype::F32, &[count], scales)
     }
 

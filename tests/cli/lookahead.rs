@@ -91,3 +91,23 @@ fn a_routing_file_that_cannot_be_written_is_one_error() {
     let error = stderr(&output);
     assert!(error.contains("cannot write /dev/full"), "{error}");
 }
+
+#[test]
+fn a_file_that_is_something_else_is_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, content) in [
+        ("model.safetensors", &b"\x08\0\0\0"[..]),
+        ("config.json", b"{}"),
+    ] {
+        let path = dir.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        let error = error_of(&decode(&["--save-routing", path.to_str().unwrap()]));
+        assert!(error.contains("is not overwritten"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), content);
+    }
+    let routing = dir.path().join("r.jsonl");
+    for _ in 0..2 {
+        let again = decode(&["--save-routing", routing.to_str().unwrap(), "--json"]);
+        json_of(&again);
+    }
+}

@@ -113,6 +113,20 @@ fn wrong_devices_are_refused() {
     let mut none = colibri();
     none.args(["simulate", "--model", "x"]);
     assert_eq!(finish(none).status.code(), Some(2));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("slow.jsonl");
+    let text = r#"{"routing":1,"top_k":4,"experts":16,"layers":4}
+{"routed":{"layer":3,"experts":[0,1,2,3]}}
+{"measured":{"tokens":1,"seconds":{"attention":999999999,"experts":999999999}}}
+"#;
+    std::fs::write(&path, text).unwrap();
+    let error = error_of(&simulate(&[
+        "--device",
+        "1GiB/s",
+        "--routing",
+        path.to_str().unwrap(),
+    ]));
+    assert!(error.contains("line 3"), "{error}");
     let error = error_of(&simulate(&["--device", "1GiB/s", "--routing", "/nowhere"]));
     assert!(error.contains("/nowhere"), "{error}");
 }

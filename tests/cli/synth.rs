@@ -19,9 +19,9 @@ const TINY: &[&str] = &[
     "128",
     "--moe-intermediate",
     "80",
-    "--experts",
+    "--routed-experts",
     "16",
-    "--top-k",
+    "--experts-per-token",
     "2",
     "--heads",
     "4",
@@ -76,7 +76,7 @@ fn every_format_decodes_and_the_seed_decides() {
     let dir = tempfile::tempdir().unwrap();
     for format in ["int4-g64", "int4", "int8", "int2", "bf16"] {
         let model = dir.path().join(format);
-        made(&model, &["--experts-format", format, "--mtp"]);
+        made(&model, &["--experts-format", format, "--mtp-layer"]);
         assert_eq!(decoded(&model).as_array().unwrap().len(), 5, "{format}");
     }
     let model = |name: &str, args: &[&str]| {
@@ -152,8 +152,9 @@ fn impossible_shapes_are_one_line() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     for (args, part) in [
-        (&["--top-k", "97"][..], "num_experts_per_tok"),
-        (&["--experts", "0"], "n_routed_experts"),
+        (&["--experts-per-token", "97"][..], "num_experts_per_tok"),
+        (&["--hidden", "1"], "could not be told from another format"),
+        (&["--routed-experts", "0"], "n_routed_experts"),
         (&["--hidden", "99999999999"], "hidden_size"),
         (&["--shard-size", "0"], "--shard-size"),
     ] {
@@ -190,7 +191,7 @@ fn an_interrupt_leaves_nothing() {
 fn inspect_and_doctor_know_what_was_made() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
-    made(&model, &["--mtp", "--experts-format", "int2"]);
+    made(&model, &["--mtp-layer", "--experts-format", "int2"]);
     let report = json_of(&on("inspect", &model, &["--json"]));
     assert_eq!(
         report["layers"],

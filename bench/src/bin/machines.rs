@@ -39,8 +39,8 @@ struct Args {
 const SHAPE: [(&str, &str); 6] = [
     ("--layers", "4"),
     ("--dense-layers", "1"),
-    ("--experts", "24"),
-    ("--top-k", "8"),
+    ("--routed-experts", "24"),
+    ("--experts-per-token", "8"),
     ("--hidden", "6144"),
     ("--moe-intermediate", "2048"),
 ];
