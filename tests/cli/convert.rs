@@ -343,7 +343,7 @@ fn a_plan_that_dense_bits_would_make_fit_says_so() {
     let mut synth = colibri();
     synth.arg("synth").arg(dir.path()).arg("--sparse");
     synth.args(["--dense-format", "bf16", "--layers", "3"]);
-    synth.args(["--vocab", "512", "--experts", "8"]);
+    synth.args(["--vocab", "512", "--routed-experts", "8"]);
     assert!(finish(synth).status.success());
     let model = [dir.path().to_path_buf()];
     let run = |ram: &str, more: &[&str]| {
