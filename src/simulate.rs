@@ -12,6 +12,7 @@ use crate::quant::{Activations, Matrix};
 use crate::shards::Shards;
 use crate::stream::routing::Event;
 use crate::stream::{Catalog, ExpertStore, Ready, StreamError, Want};
+use crate::weight::shapes::layer_of;
 
 mod routing;
 pub use routing::{Habits, made_up};
@@ -103,12 +104,6 @@ impl Compute {
         let layer = self.router.mul_f64(ROUTER_RUNS) + self.shared + self.expert * top_k as u32;
         self.layers.iter().sum::<Duration>() + layer * sparse as u32 + self.head
     }
-}
-
-/// The layer of a tensor, and the rest of its name.
-fn layer_of(name: &str) -> Option<(usize, &str)> {
-    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    Some((layer.parse().ok()?, rest))
 }
 
 fn is_router_or_shared(name: &str) -> bool {

@@ -4,6 +4,7 @@ mod load;
 mod quantised;
 mod role;
 mod rows;
+pub mod shapes;
 mod stored;
 #[cfg(test)]
 mod tests;

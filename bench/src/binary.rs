@@ -35,9 +35,3 @@ pub fn json(mut command: Command) -> anyhow::Result<Value> {
     ensure!(output.status.success(), "{command:?}: {}", said.trim());
     serde_json::from_slice(&output.stdout).with_context(|| format!("{command:?}: {said}"))
 }
-
-/// The middle one; the lower of two.
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[(values.len() - 1) / 2]
-}

@@ -213,15 +213,12 @@ impl Scene {
             dsa: true,
             dense: None,
             wish: Wish {
-                ram: args.ram.map(|size| size.0),
+                // The machine that is asked about has room for the slots that are asked for.
+                ram: (args.ram.map(|size| size.0)).or(args.cache_slots.map(|_| u64::MAX)),
                 cache_slots: args.cache_slots,
             },
         };
-        let mut survey = plan::survey(&shards, &config, &files, ask, &Roots::default());
-        if args.cache_slots.is_some() && args.ram.is_none() {
-            // The machine that is asked about has room for what is asked for.
-            survey.set_budget(u64::MAX);
-        }
+        let survey = plan::survey(&shards, &config, &files, ask, &Roots::default());
         let plan = survey.plan()?;
         Ok(Scene {
             config,

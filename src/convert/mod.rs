@@ -10,7 +10,6 @@ mod error;
 mod files;
 mod manifest;
 mod plan;
-mod shapes;
 mod space;
 mod sums;
 mod write;

@@ -9,7 +9,6 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::shapes::{Resident, is_mtp, layer_of, resident};
 use super::{ConvertError, Recipe};
 use crate::config::{Config, MlpKind};
 use crate::quant::Format;
@@ -18,6 +17,7 @@ use crate::quant::infer::{Sizes, infer};
 use crate::shards::{Dtype, Planned, Shards, Tensor};
 use crate::stream::Catalog;
 use crate::stream::catalog::{Location, Place, Projection, single_name};
+use crate::weight::shapes::{Resident, is_mtp, layer_of, resident};
 use crate::weight::{Matrices, Role, Rows, Stored, scales_name};
 
 /// Bytes of a source file.

@@ -5,19 +5,13 @@ use crate::model::attention::MAX_GROUP;
 use crate::model::kv::Rows;
 use crate::quant::encode::Packing;
 use crate::shards::{Shards, Tensor};
-use crate::weight;
+use crate::weight::{self, shapes::layer_of};
 
 /// Bytes of the resident weights: every tensor of the index that is neither a routed expert nor of a layer beyond the
 /// last. Float and FP8 matrices become `dense`, if that is given.
 pub fn resident_bytes(shards: &Shards, config: &Config, dense: Option<Packing>) -> u64 {
-    let beyond = |name: &str| {
-        let layer = name
-            .strip_prefix("model.layers.")
-            .and_then(|rest| rest.split('.').next());
-        layer
-            .and_then(|n| n.parse::<usize>().ok())
-            .is_some_and(|n| n >= config.num_hidden_layers)
-    };
+    let beyond =
+        |name: &str| layer_of(name).is_some_and(|(layer, _)| layer >= config.num_hidden_layers);
     let resident = |t: &Tensor<'_>| !t.name.contains(".mlp.experts.") && !beyond(t.name);
     weight::resident_bytes(shards, shards.iter().filter(resident), dense)
 }

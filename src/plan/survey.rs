@@ -111,11 +111,6 @@ impl Survey {
         self.plan_with(&needs, self.wish.cache_slots)
     }
 
-    /// As if so many bytes had been asked for: a plan for another machine.
-    pub fn set_budget(&mut self, bytes: u64) {
-        self.wish.ram = Some(bytes);
-    }
-
     /// The fewest slabs that work, whether they fit or not: bytes.
     pub fn working_bytes(&self) -> u64 {
         let minimum = |f: &Footprint| {

@@ -136,10 +136,9 @@ pub enum RoutingError {
 /// # Errors
 /// [`RoutingError`] naming the line.
 pub fn read(mut from: impl BufRead) -> Result<(Header, Vec<Event>), RoutingError> {
-    let mut text = Vec::new();
     let mut line = 0;
     let mut next = || {
-        text.clear();
+        let mut text = Vec::new();
         line += 1;
         let read = (&mut from)
             .take(MAX_LINE + 1)
@@ -148,7 +147,7 @@ pub fn read(mut from: impl BufRead) -> Result<(Header, Vec<Event>), RoutingError
             let what = format!("it is longer than {MAX_LINE} bytes");
             return Err(RoutingError::Impossible { line, what });
         }
-        Ok((read > 0).then(|| (line, text.clone())))
+        Ok((read > 0).then_some((line, text)))
     };
     let (line, text) = next()?.ok_or(RoutingError::Empty)?;
     let header: Header =

@@ -5,6 +5,7 @@ use crate::config::{Config, IndexerKind, MlpKind};
 use crate::quant::Format;
 use crate::quant::infer::{Sizes, infer};
 use crate::shards::{Dtype, Planned};
+use crate::weight::shapes::{self, Resident};
 
 /// How a matrix is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +98,7 @@ pub(super) fn tensors(config: &Config, spec: &Spec) -> Result<Vec<Item>, SynthEr
             list.vector(&format!("{prefix}.{name}.weight"), hidden, 1.0, 0.1)?;
         }
         let name = format!("{prefix}.eh_proj.weight");
-        list.matrix(&name, [hidden, 2 * hidden], Coding::Int8, 2 * hidden, false)?;
+        list.resident(c, &name, Coding::Int8)?;
         // The public container has it as int8, experts included, without an indexer.
         list.layer(config, layer, MlpKind::Sparse, false, [Coding::Int8; 2])?;
     }
@@ -121,31 +122,26 @@ impl List {
         [dense, experts]: [Coding; 2],
     ) -> Result<(), SynthError> {
         let prefix = format!("model.layers.{layer}");
-        let (hidden, heads) = (c.hidden_size, c.num_attention_heads);
+        let hidden = c.hidden_size;
         for name in ["input_layernorm", "post_attention_layernorm"] {
             self.vector(&format!("{prefix}.{name}.weight"), hidden, 1.0, 0.1)?;
         }
         let attention = |name: &str| format!("{prefix}.self_attn.{name}.weight");
         self.vector(&attention("q_a_layernorm"), c.q_lora_rank, 1.0, 0.1)?;
         self.vector(&attention("kv_a_layernorm"), c.kv_lora_rank, 1.0, 0.1)?;
-        let kv_b = heads * (c.qk_nope_head_dim + c.v_head_dim);
-        for (name, rows, cols) in [
-            ("q_a_proj", c.q_lora_rank, hidden),
-            ("q_b_proj", heads * c.qk_head_dim(), c.q_lora_rank),
-            ("kv_a_proj_with_mqa", c.kv_width(), hidden),
-            ("kv_b_proj", kv_b, c.kv_lora_rank),
-            ("o_proj", hidden, heads * c.v_head_dim),
+        for name in [
+            "q_a_proj",
+            "q_b_proj",
+            "kv_a_proj_with_mqa",
+            "kv_b_proj",
+            "o_proj",
         ] {
-            self.matrix(&attention(name), [rows, cols], dense, cols, false)?;
+            self.resident(c, &attention(name), dense)?;
         }
         if indexed {
-            let (heads, width) = (c.index_n_heads, c.index_head_dim);
-            for (name, rows, cols) in [
-                ("indexer.wq_b", heads * width, c.q_lora_rank),
-                ("indexer.wk", width, hidden),
-                ("indexer.weights_proj", heads, hidden),
-            ] {
-                self.matrix(&attention(name), [rows, cols], dense, cols, false)?;
+            let width = c.index_head_dim;
+            for name in ["indexer.wq_b", "indexer.wk", "indexer.weights_proj"] {
+                self.resident(c, &attention(name), dense)?;
             }
             self.vector(&attention("indexer.k_norm"), width, 1.0, 0.1)?;
             let bias = format!("{prefix}.self_attn.indexer.k_norm.bias");
@@ -172,6 +168,13 @@ impl List {
         }
         self.group += 1;
         Ok(())
+    }
+
+    /// A resident matrix, of the shape that the architecture gives it.
+    fn resident(&mut self, c: &Config, name: &str, coding: Coding) -> Result<(), SynthError> {
+        let Resident { rows, cols, .. } =
+            shapes::resident(c, name).expect("a matrix of the architecture");
+        self.matrix(name, [rows, cols], coding, cols, false)
     }
 
     fn mlp(

@@ -17,6 +17,7 @@ use anyhow::{Context, bail, ensure};
 use bytesize::ByteSize;
 use clap::Parser;
 use colibri_bench::fio::{self, HugePages};
+use colibri_bench::median;
 use colibri_ring::file::File;
 use colibri_uring::profile::{Blocks, Reader, Run, Target};
 
@@ -140,15 +141,5 @@ fn result(bytes: u64, elapsed: Duration, cpu: Duration) -> Speed {
     Speed {
         mib_per_s: 1024.0 * gib / elapsed.as_secs_f64().max(f64::MIN_POSITIVE),
         cpu_per_gib: cpu.as_secs_f64() / gib,
-    }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 {
-        values[middle]
-    } else {
-        (values[middle - 1] + values[middle]) / 2.0
     }
 }

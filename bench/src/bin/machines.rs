@@ -9,8 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use colibri_bench::binary::{self, median};
 use colibri_bench::lab::{Backing, Lab};
+use colibri_bench::{binary, median};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;

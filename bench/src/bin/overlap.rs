@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
-use colibri_bench::binary::{self, median};
+use colibri_bench::{binary, median};
 use colibri_uring::stream::routing::{self, Event};
 
 /// Seconds for each token: decoding, against reading alone and computing alone

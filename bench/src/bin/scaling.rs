@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Parser;
 use colibri_bench::lab::{Backing, Lab};
+use colibri_bench::median;
 use colibri_ring::arena::{Class, SlabId};
 use colibri_ring::engine::{Engine, EngineKind, Options};
 use colibri_ring::extent::{Layout, Range};
@@ -91,11 +92,10 @@ fn main() -> anyhow::Result<()> {
                 together(&lab, &args, name, rates)?
             });
         }
-        ratios.sort_by(f64::total_cmp);
         println!(
             "{name:16}  median of {}: {:.3}",
             ratios.len(),
-            ratios[ratios.len() / 2]
+            median(ratios)
         );
     }
     Ok(())
