@@ -10,6 +10,7 @@ use anyhow::{Context, bail, ensure};
 use clap::builder::FalseyValueParser;
 use clap::{ArgGroup, Args};
 use colibri_uring::config::Config;
+use colibri_uring::demo;
 use colibri_uring::generate::{Finish, Generated, Source, generate};
 use colibri_uring::model::{ModelError, Phase, Session};
 use colibri_uring::quant::Activations;
@@ -27,14 +28,17 @@ use super::stats::{Stats, peak_rss_bytes};
 
 /// Continue a prompt, printing tokens as they are generated
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("input").required(true).args(["prompt", "prompt_file", "prompt_ids", "replay"])))]
+#[command(group(ArgGroup::new("input").args(["prompt", "prompt_file", "prompt_ids", "replay"])))]
 #[command(after_help = "Examples:\n  \
     colibri-uring decode --model /models/GLM-5.2 --ram 24GiB -n 64 --prompt \"The hummingbird\"\n  \
     colibri-uring decode --model DIR --prompt-ids 3,14,159 -n 16 --json\n  \
     colibri-uring decode --model DIR --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7")]
 pub struct DecodeArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
+    /// Whether the demo model's own prompt is taken when none is given, without looking for one anywhere.
+    #[arg(skip)]
+    pub(super) demonstrate: bool,
     /// Text to continue; needs a tokenizer.json in the model's directory
     #[arg(
         long,
@@ -147,6 +151,8 @@ struct Input {
     prompt: Vec<u32>,
     replay: Option<Vec<u32>>,
     tokenizer: Option<Tokenizer>,
+    /// The prompt is the demo model's own, and is printed before what continues it.
+    demonstrates: bool,
 }
 
 impl Input {
@@ -154,6 +160,7 @@ impl Input {
     fn read(args: &DecodeArgs) -> anyhow::Result<Input> {
         let dir = &args.model.model[0];
         let tokenizer = Tokenizer::load(dir)?;
+        let mut demonstrates = false;
         let (prompt, replay) = if let Some(ids) = &args.prompt_ids {
             (ids.0.clone(), None)
         } else if let Some(path) = &args.replay {
@@ -174,7 +181,13 @@ impl Input {
             let text = match (&args.prompt, &args.prompt_file) {
                 (Some(text), _) => text.clone(),
                 (None, Some(path)) => read(path)?,
-                (None, None) => bail!("no prompt"),
+                (None, None) if args.demonstrate || args.model.demo => {
+                    demonstrates = true;
+                    demo::PROMPT.to_owned()
+                }
+                (None, None) => super::wrong_usage(
+                    "no prompt: give --prompt, --prompt-file, --prompt-ids or --replay".to_owned(),
+                ),
             };
             let Some(tokenizer) = &tokenizer else {
                 bail!("no tokenizer.json in {}: give --prompt-ids", dir.display());
@@ -185,6 +198,7 @@ impl Input {
             prompt,
             replay,
             tokenizer,
+            demonstrates,
         })
     }
 
@@ -230,7 +244,11 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         }
         None => Source::Sample {
             sampler: Box::new(Sampler::new(Sampling {
-                temperature: args.temperature,
+                // A small model repeats itself when it always says the likeliest.
+                temperature: match args.temperature {
+                    0.0 if input.demonstrates => 0.7,
+                    temperature => temperature,
+                },
                 top_p: args.top_p,
                 top_k: args.top_k,
                 seed: args.seed,
@@ -248,11 +266,14 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         file
     });
     let mut session = opened.session(store)?;
-    let out = if args.json {
+    let mut out = if args.json {
         nowhere()
     } else {
         Box::new(io::stdout().lock())
     };
+    if input.demonstrates {
+        out.write_all(demo::PROMPT.as_bytes())?;
+    }
     let mut printer = Printer::new(out, input.tokenizer.as_ref());
     let mut prompt_phases = None;
     let generated = generate(
