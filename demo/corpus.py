@@ -1,4 +1,4 @@
-"""The corpus: Jane Austen's six novels and the King James Bible, from two Debian packages, as plain paragraphs.
+"""The corpus: Jane Austen's six novels, from a Debian package, as plain paragraphs.
 
     python corpus.py OUT
 
@@ -82,25 +82,6 @@ def paragraphs(lines: list[str]) -> str:
     return text.replace("_", "").replace("--", "—").replace("``", '"').replace("''", '"') + "\n\n"
 
 
-def bible(into: Path) -> dict[str, list[str]]:
-    """Chapters of the King James Bible, one paragraph a verse joined to one a chapter."""
-    program = package("bible-kjv", into) / "usr/bin/bible"
-    text = package("bible-kjv-text", into) / "usr/lib"
-    printed = subprocess.run(
-        [program, "-l100000", "-p", text, "gen1:1-rev22:21"], check=True, capture_output=True, text=True
-    ).stdout
-    chapters, last = [], None
-    for line in printed.splitlines():
-        verse = re.fullmatch(r"\s*(\w+?)(\d+):(\d+)\s+(.*)", line)
-        if verse:
-            name = (verse[1], verse[2])
-            if name != last:
-                chapters.append([])
-                last = name
-            chapters[-1].append(verse[4].strip())
-    return {"King James Bible": [" ".join(verses) + "\n\n" for verses in chapters]}
-
-
 def split(works: dict[str, list[str]]) -> tuple[str, str]:
     """Text to train on, and whole chapters held out. A chapter ends with the special token."""
     train, held = [], []
@@ -111,7 +92,7 @@ def split(works: dict[str, list[str]]) -> tuple[str, str]:
 
 
 def tokenizer(text: str) -> Tokenizer:
-    """Byte-level BPE: every text can be encoded. Digits stand alone."""
+    """Byte-level BPE: every text can be encoded."""
     out = Tokenizer(models.BPE())
     out.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     out.decoder = decoders.ByteLevel()
@@ -127,8 +108,6 @@ def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     works = austen(out / "packages")
-    if "--bible" in sys.argv:
-        works |= bible(out / "packages")
     train, held = split(works)
     for name, chapters in works.items():
         print(f"{name}: {len(chapters)} chapters, {sum(len(c.encode()) for c in chapters)} bytes")

@@ -1,7 +1,7 @@
 """The demo model: glm_moe_dsa in torch, written for training on a few CPU cores.
 
 Parameters have the names of the checkpoint, but for the routed experts, which are stacked: [E, 2, I, H] (gate, then up) and
-[E, H, I]. `tests` in measure.py compare it with the transformers library.
+[E, H, I]. measure.py compares it with the transformers library.
 """
 
 import math

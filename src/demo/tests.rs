@@ -34,7 +34,11 @@ fn it_is_the_true_architecture() {
     let (_cache, demo) = unpacked();
     let config = Config::load(demo.dir()).unwrap();
     assert!(config.n_routed_experts >= 16 && config.num_hidden_layers >= 4);
-    assert!(config.index_topk < config.max_position_embeddings);
+    let text = fs::read(demo.dir().join("config.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let context = json["max_position_embeddings"].as_u64().unwrap();
+    assert!((config.index_topk as u64) < context);
+    assert_eq!(json["num_nextn_predict_layers"], 1);
 }
 
 #[test]
