@@ -129,6 +129,7 @@ impl Indexed {
                 model,
                 pool,
                 history,
+                round_experts: args.expert_bits.map(Packing::from),
                 scratch_bytes: usize::try_from(plan.needs.scratch)?,
                 load_seconds,
             },
@@ -151,6 +152,7 @@ fn survey(
         threads: args.threads(),
         dsa: args.dsa == DsaArg::On,
         dense: args.dense_bits.map(Packing::from),
+        round_experts: args.expert_bits.map(Packing::from),
         wish: Wish {
             ram: args.ram.map(|size| size.0),
             cache_slots: args.cache_slots,
@@ -190,6 +192,7 @@ pub struct Opened {
     model: Model,
     pool: Pool,
     history: Option<History>,
+    round_experts: Option<Packing>,
     scratch_bytes: usize,
     load_seconds: f64,
 }
@@ -214,6 +217,7 @@ impl Opened {
         let options = SessionOptions {
             stop: Some(stop),
             scratch_bytes: self.scratch_bytes,
+            round_experts: self.round_experts,
         };
         Ok(Session::new(&self.model, store, &self.pool, options))
     }
