@@ -58,7 +58,7 @@ def main() -> None:
     model = load(run)
     save_file(tensors(model), out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(config(model.s), indent=1) + "\n")
-    (out / "generation_config.json").write_text(json.dumps({"eos_token_id": [0]}) + "\n")
+    (out / "generation_config.json").write_text(json.dumps({"eos_token_id": [0], "do_sample": True, "temperature": 0.7, "top_p": 0.95}) + "\n")
     shutil.copy(data / "tokenizer.json", out)
 
 
