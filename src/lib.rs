@@ -6,6 +6,7 @@
 
 pub mod config;
 pub mod convert;
+pub mod draft;
 pub mod generate;
 pub mod measure;
 pub mod model;

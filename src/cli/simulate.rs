@@ -211,6 +211,7 @@ impl Scene {
             prompt: 0,
             threads: 1,
             dsa: true,
+            drafts: 0,
             dense: None,
             wish: Wish {
                 // The machine that is asked about has room for the slots that are asked for.
