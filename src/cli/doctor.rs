@@ -127,6 +127,7 @@ fn model_memory(dirs: &[PathBuf]) -> Check {
             drafts: 0,
             dense: None,
             dsa: true,
+            round_experts: None,
             wish: Wish::default(),
         };
         let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());

@@ -277,6 +277,7 @@ fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64,
         drafts: 0,
         dense: None,
         dsa: true,
+        round_experts: None,
         wish: Wish::default(),
     };
     let plan = plan::survey(shards, config, experts, ask, &Roots::default()).plan()?;

@@ -2,7 +2,9 @@
 
 use super::{Available, Experts, Needs, Plan, PlanError, Roots, Wish, available, plan};
 use crate::config::Config;
-use crate::model::{SessionOptions, Sizes, draft_bytes, kv_bytes, resident_bytes, scores_bytes};
+use crate::model::{
+    Rounding, SessionOptions, Sizes, draft_bytes, kv_bytes, resident_bytes, scores_bytes,
+};
 use crate::quant::encode::Packing;
 use crate::shards::Shards;
 use crate::stream::ExpertFiles;
@@ -28,6 +30,8 @@ pub struct Ask {
     pub drafts: usize,
     /// What resident float and FP8 matrices become; `None` keeps them.
     pub dense: Option<Packing>,
+    /// What float and FP8 experts are rounded to when they are computed; `None` keeps them.
+    pub round_experts: Option<Packing>,
     /// What the user asked for.
     pub wish: Wish,
 }
@@ -60,6 +64,7 @@ pub fn survey(
     ask: Ask,
     roots: &Roots,
 ) -> Survey {
+    let rounding = (ask.round_experts).map_or(0, |_| Rounding::bytes(config, ask.threads));
     Survey {
         needs: Needs {
             dense: resident_bytes(shards, config, ask.dense),
@@ -68,7 +73,7 @@ pub fn survey(
             scores: scores_bytes(ask.threads, ask.context),
             drafts: draft_bytes(config, ask.drafts),
             index: shards.len() as u64 * INDEX_ENTRY,
-            program: PROGRAM,
+            program: PROGRAM.saturating_add(rounding),
         },
         prompt_scratch: Sizes::scratch_for(config, ask.dsa, ask.prompt),
         footprints: files.footprints(),
