@@ -124,7 +124,7 @@ impl Auto {
                 if self.depth == 0 {
                     self.plain = self.usual.cost();
                 }
-                if self.usual.number >= TRIAL && self.usual.cost() > self.plain {
+                if self.usual.number >= TRIAL && self.usual.cost() * CLEARLY > self.plain {
                     self.try_depth(0);
                 } else if self.left == 0 && self.usual.number >= GLANCE {
                     self.try_next();
@@ -177,7 +177,7 @@ impl Auto {
 mod tests {
     use super::*;
 
-    /// A machine on which a pass takes 1 and `draft` for each draft, and a text of which drafts come true as long as `true_for`.
+    /// A machine on which a pass takes 1 and `draft` for each draft, and a text of which so many drafts come true from a token on.
     struct World {
         draft: f64,
         come_true: fn(u64) -> usize,
