@@ -83,6 +83,19 @@ impl Session<'_> {
         Ok(drafts)
     }
 
+    /// Takes the prediction layer to the end of the context, so that its cache lacks one row only. For who keeps the cache: hidden states
+    /// are not a part of it.
+    ///
+    /// # Errors
+    /// An expert that cannot be read, or a stop. The context stays as it is.
+    pub fn settle_drafts(&mut self) -> Result<(), ModelError> {
+        if self.drafting.is_some() && self.seen() + 1 < self.len() {
+            self.prepare_drafting(None)?;
+            self.catch_up(None)?;
+        }
+        Ok(())
+    }
+
     /// Rows of the prediction layer's cache.
     fn seen(&self) -> usize {
         let cache = self.cache.layers.get(self.model.layers.len());
@@ -133,7 +146,8 @@ impl Session<'_> {
         }
         let unseen = len - self.seen();
         if drafting.hidden.len() != unseen * self.model.config.hidden_size {
-            if unseen > MAX_UNSEEN {
+            // One token costs what decoding it does; many would be another prompt.
+            if unseen > 1 {
                 tracing::debug!(unseen, "the prediction layer knows too little: no drafts");
                 self.drafting = None;
                 return Ok(());
@@ -154,7 +168,7 @@ impl Session<'_> {
         if let Some(drafting) = &mut self.drafting {
             drafting.hidden.clear();
         }
-        // Not to be interrupted, so that the context stays what it was; normally it is a single token.
+        // Not to be interrupted, so that the context stays what it was.
         let stop = self.options.stop.take();
         let mut slices = unseen.chunks(self.sizes.slice);
         let result = slices.try_for_each(|slice| self.append(slice));

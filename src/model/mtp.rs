@@ -13,7 +13,7 @@ use crate::stream::catalog::CatalogError;
 use crate::weight::{Loader, Weight, WeightError};
 
 /// Tokens decoded one at a time that the layer may be behind before it takes them at once.
-pub(super) const MAX_UNSEEN: usize = 64;
+pub(super) const MAX_UNSEEN: usize = 256;
 
 /// What only this layer has, beside what every decoder layer has.
 const OWN: [&str; 4] = [

@@ -193,13 +193,14 @@ fn a_long_time_without_drafts_is_caught_up_with() {
     let mut fixture = fixture("mtp-agrees");
     fixture.config = prediction(&fixture.shards, &fixture.config).unwrap();
     let model = fixture.model();
-    let ids: Vec<u32> = (0..200).map(|i| 3 + i * 7 % 90).collect();
+    let ids: Vec<u32> = (0..600).map(|i| 3 + i * 7 % 90).collect();
     let mut session = with(&fixture, &model, &pool, &ids[..1]);
     for id in &ids[1..] {
         session.decode(*id).unwrap();
     }
     let mut straight = with(&fixture, &model, &pool, &ids);
     let expected = straight.draft(4, 4).unwrap();
+    session.settle_drafts().unwrap();
     assert_eq!(session.draft(4, 4).unwrap(), expected);
 }
 
