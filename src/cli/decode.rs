@@ -11,6 +11,7 @@ use clap::builder::FalseyValueParser;
 use clap::{ArgGroup, Args};
 use colibri_uring::config::Config;
 use colibri_uring::demo;
+use colibri_uring::draft::{Drafter, Mode};
 use colibri_uring::generate::{Finish, Generated, Source, generate};
 use colibri_uring::model::{ModelError, Phase, Session};
 use colibri_uring::quant::Activations;
@@ -19,12 +20,12 @@ use colibri_uring::stream::routing::{self, Recorder};
 use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
-use super::args::{Ids, ModelArgs};
+use super::args::{DraftArgs, Ids, ModelArgs};
 use super::open::{self, Indexed, Tokens};
 use super::output::Output;
 use super::printer::{Printer, nowhere};
 use super::size::human;
-use super::stats::{Stats, peak_rss_bytes};
+use super::stats::{Mtp, Stats, peak_rss_bytes};
 
 /// Continue a prompt, printing tokens as they are generated
 #[derive(Debug, Args)]
@@ -39,6 +40,8 @@ pub struct DecodeArgs {
     /// Whether the demo model's own prompt is taken when none is given, without looking for one anywhere.
     #[arg(skip)]
     pub(super) demonstrate: bool,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// Text to continue; needs a tokenizer.json in the model's directory
     #[arg(
         long,
@@ -77,7 +80,7 @@ pub struct DecodeArgs {
     /// The same seed draws the same tokens
     #[arg(long, value_name = "S", default_value_t = 0, env = "COLIBRI_SEED")]
     seed: u64,
-    /// Keep what the routers said in this file, for `simulate --routing`
+    /// Keep what the routers said in this file, for `simulate --routing`; nothing is drafted then
     #[arg(long, value_name = "FILE", env = "COLIBRI_SAVE_ROUTING")]
     save_routing: Option<PathBuf>,
     /// Print one JSON object, when all is done
@@ -234,7 +237,8 @@ fn read(path: &Path) -> anyhow::Result<String> {
 /// Loads the model, generates and prints.
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let input = Input::read(args)?;
-    let indexed = Indexed::open(&args.model)?;
+    let drafts = drafts(args);
+    let indexed = Indexed::open(&args.model)?.drafting(drafts)?;
     let config = indexed.config();
     check_ids(&input.prompt, config.vocab_size)?;
     let source = match &input.replay {
@@ -260,7 +264,8 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let routing = (args.save_routing.as_deref())
         .map(|path| recorder(path, config))
         .transpose()?;
-    let (opened, mut store) = indexed.load(&args.model, input.tokens(args))?;
+    let tokens = input.tokens(args);
+    let (opened, mut store) = indexed.load(&args.model, tokens)?;
     let routing = routing.map(|(file, recorder)| {
         store.record_routing(recorder);
         file
@@ -276,20 +281,23 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     }
     let mut printer = Printer::new(out, input.tokenizer.as_ref());
     let mut prompt_phases = None;
+    // The last token is never fed.
+    let mut drafter = Drafter::new(&mut session, drafts, tokens.context - 1);
     let generated = generate(
         &input.prompt,
         source,
         |ids| {
-            let logits = match session.prefill(ids) {
+            let logits = match drafter.feed(ids) {
                 Ok(logits) => Some(logits.to_vec()),
                 Err(ModelError::Stopped) => None,
                 Err(error) => return Err(anyhow::Error::from(error)),
             };
-            prompt_phases.get_or_insert_with(|| session.stats().phases);
+            prompt_phases.get_or_insert_with(|| drafter.session().stats().phases);
             Ok(logits)
         },
         |id| printer.token(id),
     );
+    let drafted = drafter.finish();
     let generated = generated?;
     opened.keep_usage(&mut session);
     printer.finish()?;
@@ -303,6 +311,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         decode_seconds: generated.decode.as_secs_f64(),
         tokens_per_second: rate(&generated),
         peak_rss_bytes: peak_rss_bytes(),
+        mtp: Mtp::new(drafts, session.can_draft(), &drafted),
         engine: open::engine_stats(&mut session, &opened),
     };
     if args.json {
@@ -327,6 +336,19 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// How many tokens are drafted.
+fn drafts(args: &DecodeArgs) -> Mode {
+    let one_at_a_time = match (&args.replay, &args.save_routing) {
+        (Some(_), _) => "--replay",
+        (None, Some(_)) => "--save-routing",
+        (None, None) => return args.draft.mtp.0,
+    };
+    if let Mode::Drafts(_) = args.draft.mtp.0 {
+        tracing::warn!("{one_at_a_time} takes one token a pass: --mtp is ignored");
+    }
+    Mode::Off
+}
+
 fn rate(generated: &Generated) -> f64 {
     match generated.decoded {
         0 => 0.0,
@@ -342,7 +364,7 @@ fn summarise(generated: &Generated, stats: &Stats) {
     let _ = writeln!(
         io::stderr(),
         "[{} tokens, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \
-         {} of experts read by {}{}, {:.0}% were in memory; peak {}{}]",
+         {} of experts read by {}{}, {:.0}% were in memory; peak {}{}{}]",
         generated.ids.len(),
         stats.tokens_per_second,
         stats.load_seconds,
@@ -357,6 +379,13 @@ fn summarise(generated: &Generated, stats: &Stats) {
         match engine.activations {
             Activations::Exact => "",
             Activations::Int8 => "; activations rounded to int8",
+        },
+        match &stats.mtp {
+            mtp if mtp.drafted > 0 => format!(
+                "; {} of {} drafts came true, {:.2} tokens a pass",
+                mtp.accepted, mtp.drafted, mtp.tokens_per_forward
+            ),
+            _ => String::new(),
         },
     );
 }
