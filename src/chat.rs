@@ -178,7 +178,7 @@ impl<'a> Conversation<'a> {
             None => (Vec::new(), self.asked.as_str()),
         };
         for part in self.guard.parts(new) {
-            ids.extend(self.tokenizer.encode_part(part)?);
+            ids.extend(self.tokenizer.encode_plain(part)?);
         }
         Ok(ids)
     }
@@ -193,7 +193,7 @@ impl<'a> Conversation<'a> {
         }
         let last = self.messages.last().map(text).unwrap_or_default();
         let mut ids = self.spelled.ids.clone();
-        ids.extend(self.tokenizer.encode_part(&format!("\n{last}"))?);
+        ids.extend(self.tokenizer.encode_plain(&format!("\n{last}"))?);
         Ok(ids)
     }
 

@@ -144,7 +144,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`TokenizerError::Encode`] when the library fails.
-    pub fn encode_part(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.ids(text, false)
     }
 

@@ -14,6 +14,9 @@ const ADDED: [(&str, bool); 7] = [
     ("  ", false),
 ];
 
+/// The id after those of the vocabulary.
+const FIRST: u32 = 97;
+
 /// A token for each printable ASCII character, and the added ones.
 fn model(template: &str) -> (tempfile::TempDir, Tokenizer, Format) {
     let printable = (33u32..127).map(|b| char::from_u32(b).unwrap().to_string());
@@ -23,7 +26,7 @@ fn model(template: &str) -> (tempfile::TempDir, Tokenizer, Format) {
         .zip(0u32..)
         .map(|(text, id)| (text, json!(id)))
         .collect();
-    let added: Vec<Value> = (ADDED.iter().zip(100u32..))
+    let added: Vec<Value> = (ADDED.iter().zip(FIRST..))
         .map(|((content, special), id)| {
             json!({"id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
                 "rstrip": false, "normalized": false})
@@ -47,7 +50,7 @@ fn model(template: &str) -> (tempfile::TempDir, Tokenizer, Format) {
 
 fn id(text: &str) -> u32 {
     let at = ADDED.iter().position(|(token, _)| *token == text).unwrap();
-    100 + at as u32
+    FIRST + at as u32
 }
 
 #[test]
@@ -147,10 +150,10 @@ fn people_cannot_write_special_tokens() {
     assert_eq!(count("<think>"), 0);
     assert_eq!(count("  "), 1, "spaces are for everybody");
     // What a model spells out is no token either, but for those that mark its thoughts.
-    let said = tokenizer.encode_part("<").unwrap();
+    let said = tokenizer.encode_plain("<").unwrap();
     let said = [
         said,
-        tokenizer.encode_part("|user|>").unwrap(),
+        tokenizer.encode_plain("|user|>").unwrap(),
         vec![id("<think>")],
     ]
     .concat();
@@ -182,7 +185,7 @@ fn raw_text_goes_on() {
     let ids = turn.ids.clone();
     chat.answer(turn, &[1, 2], held).unwrap();
     let turn = chat.ask("hi", 100).unwrap();
-    let all = [ids, vec![1, 2], tokenizer.encode_part("\nhi").unwrap()].concat();
+    let all = [ids, vec![1, 2], tokenizer.encode_plain("\nhi").unwrap()].concat();
     assert_eq!((turn.ids, turn.reused), (all, held));
     let mut empty = Conversation::new(&tokenizer, Format::Raw, None);
     assert!(empty.ask("", 100).is_err());

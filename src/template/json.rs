@@ -9,6 +9,8 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 /// More is for no human and no model.
 const MAX_INDENT: usize = 16;
+/// A small value may contain others so often that all the memory there is does not hold its text.
+const MAX_BYTES: usize = 64 << 20;
 
 /// `value` as JSON. Of the keyword arguments `indent` is used; that others are given is no error.
 pub fn to_json(value: &Value, options: &Kwargs) -> Result<String, Error> {
@@ -17,7 +19,7 @@ pub fn to_json(value: &Value, options: &Kwargs) -> Result<String, Error> {
         let _ = options.get::<Option<Value>>(known);
     }
     options.assert_all_used()?;
-    let mut out = Vec::new();
+    let mut out = Limited(Vec::new());
     let written = match indent {
         Some(width) => {
             let spaces = " ".repeat(width.min(MAX_INDENT));
@@ -30,7 +32,24 @@ pub fn to_json(value: &Value, options: &Kwargs) -> Result<String, Error> {
         Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"))
     };
     written.map_err(|error| failed(&error))?;
-    String::from_utf8(out).map_err(|error| failed(&error))
+    String::from_utf8(out.0).map_err(|error| failed(&error))
+}
+
+/// Takes [`MAX_BYTES`] and no more.
+struct Limited(Vec<u8>);
+
+impl io::Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len().saturating_add(bytes.len()) > MAX_BYTES {
+            return Err(io::Error::other("too much text"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// `{"a": 1, "b": [2, 3]}`
