@@ -4,6 +4,7 @@
 mod common;
 
 mod broken;
+mod chat;
 mod child;
 mod convert;
 mod convert_ends;
@@ -14,9 +15,11 @@ mod hostile_text;
 mod identical;
 mod lookahead;
 mod plan;
+mod pty;
 mod reference;
 mod sandbox;
 mod simulate;
 mod synth;
+mod text;
 mod usage;
 mod usage_history;
