@@ -177,11 +177,13 @@ fn flags_override_variables_that_contradict_them() {
         .env("COLIBRI_CHAT", "1");
     let report = json_of(&finish(replay));
     assert_eq!(report["token_ids"], json!([5, 6]));
-    let mut n = decode("tiny-text", &["--prompt-ids", "1,2", "--json"]);
+    let ids = ["--prompt-ids", "3,4,5", "--json"];
+    let mut n = decode("f32-smallest", &ids);
     n.env("COLIBRI_N", "3").env("COLIBRI_SYSTEM", "for chat");
+    let flag = finish(decode("f32-smallest", &[&ids[..], &["-n", "3"]].concat()));
     assert_eq!(
-        json_of(&finish(n))["token_ids"].as_array().unwrap().len(),
-        3
+        json_of(&finish(n))["token_ids"],
+        json_of(&flag)["token_ids"]
     );
     let contradict = decode("tiny-text", &["--prompt-ids", "1", "--prompt", "a"]);
     wrong(&finish(contradict), &["cannot be used with"]);
@@ -365,7 +367,10 @@ fn sampling_flags_are_checked_and_do_something() {
         ("--top-k", &["-1"]),
     ] {
         for value in values {
-            let output = finish(decode("f32-smallest", &[&ids[..], &[flag, value]].concat()));
+            let output = finish(decode(
+                "f32-smallest",
+                &[&ids[..], &[&format!("{flag}={value}")]].concat(),
+            ));
             wrong(&output, &[flag]);
         }
     }
