@@ -114,6 +114,7 @@ impl Indexed {
             lookahead: args.lookahead.into(),
             engine: Options {
                 kind: args.engine.into(),
+                search: Some(Options::SEARCH),
                 ..Options::default()
             },
         };
@@ -131,6 +132,7 @@ impl Indexed {
                 model,
                 pool,
                 history,
+                round_experts: args.expert_bits.map(Packing::from),
                 scratch_bytes: usize::try_from(plan.needs.scratch)?,
                 load_seconds,
             },
@@ -153,6 +155,7 @@ fn survey(
         threads: args.threads(),
         dsa: args.dsa == DsaArg::On,
         dense: args.dense_bits.map(Packing::from),
+        round_experts: args.expert_bits.map(Packing::from),
         wish: Wish {
             ram: args.ram.map(|size| size.0),
             cache_slots: args.cache_slots,
@@ -192,6 +195,7 @@ pub struct Opened {
     model: Model,
     pool: Pool,
     history: Option<History>,
+    round_experts: Option<Packing>,
     scratch_bytes: usize,
     load_seconds: f64,
 }
@@ -221,6 +225,7 @@ impl Opened {
         let options = SessionOptions {
             stop: Some(stop),
             scratch_bytes: self.scratch_bytes,
+            round_experts: self.round_experts,
         };
         Session::new(&self.model, store, &self.pool, options)
     }
@@ -261,6 +266,7 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
         let latency = &reads.latency_us;
         stats.direct = reads.direct;
         stats.ring_enters = reads.enters;
+        stats.window_bytes = reads.windows.clone();
         stats.expert_bytes_read = reads.sources.iter().map(|source| source.bytes).sum();
         stats.latency_us = Latency {
             p50: latency.value_at_quantile(0.5),

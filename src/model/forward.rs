@@ -19,16 +19,20 @@ use crate::model::moe::{MoeScratch, Next};
 use crate::model::ops;
 use crate::model::pass::{Pass, Tokens};
 use crate::model::rope::Angle;
+use crate::model::rounding::Rounding;
 use crate::model::scratch::sized;
 use crate::model::sizes::Sizes;
 use crate::pool::Pool;
+use crate::quant::encode::Packing;
 use crate::stream::ExpertStore;
 
-/// How a session works. None of it changes a number.
+/// How a session works.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
     /// Bytes that the buffers of a prefill may take, about.
     pub scratch_bytes: usize,
+    /// What float and FP8 experts are rounded to whenever they are computed; `None` keeps them. This alone does change numbers.
+    pub round_experts: Option<Packing>,
     /// When this becomes true, the running call soon ends with [`ModelError::Stopped`].
     pub stop: Option<Arc<AtomicBool>>,
 }
@@ -37,6 +41,7 @@ impl Default for SessionOptions {
     fn default() -> SessionOptions {
         SessionOptions {
             scratch_bytes: 16 << 20,
+            round_experts: None,
             stop: None,
         }
     }
@@ -95,6 +100,7 @@ impl<'m> Session<'m> {
             _ => None,
         };
         let sizes = Sizes::new(config, top_k.is_some(), options.scratch_bytes);
+        let rounding = options.round_experts.map(Rounding::new);
         let layers = model.layers.iter().map(|layer| LayerCache {
             kv: Rows::new(config.kv_width()),
             index_keys: layer
@@ -122,7 +128,7 @@ impl<'m> Session<'m> {
             angles: Vec::new(),
             selection: Selection::new(top_k),
             attention: AttentionScratch::new(),
-            moe: MoeScratch::new(sizes.slots),
+            moe: MoeScratch::new(sizes.slots, rounding),
             mlp: MlpScratch::default(),
             logits: Vec::new(),
         }
