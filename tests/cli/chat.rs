@@ -72,7 +72,7 @@ fn a_script_gets_answers_and_nothing_else() {
         "there is no command /nonsense",
         "/reset ",
         "guesses",
-        "context 54 of 4096",
+        "context 55 of 4096",
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
