@@ -20,6 +20,8 @@ mod json;
 mod tests;
 mod watch;
 
+use watch::Limits;
+
 /// Why a chat template cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
