@@ -11,6 +11,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, context};
 use serde::{Deserialize, Serialize};
+use watch::Limits;
 
 use crate::config::ConfigError;
 use crate::tokenizer::{Settings, TemplateSource};
@@ -19,8 +20,6 @@ mod json;
 #[cfg(test)]
 mod tests;
 mod watch;
-
-use watch::Limits;
 
 /// Why a chat template cannot be used.
 #[derive(Debug, thiserror::Error)]
