@@ -15,6 +15,7 @@ fn endless() -> Broken {
     let model = Broken::copy("bf16-shared");
     let mut config = model.config();
     config.insert("eos_token_id".to_owned(), json!([]));
+    config.insert("max_position_embeddings".to_owned(), json!(1 << 20));
     model.set_config(&config);
     model
 }

@@ -4,6 +4,7 @@
 mod common;
 
 mod broken;
+mod chat;
 mod child;
 mod convert;
 mod convert_ends;
@@ -15,9 +16,11 @@ mod identical;
 mod lookahead;
 mod mtp;
 mod plan;
+mod pty;
 mod reference;
 mod sandbox;
 mod simulate;
 mod synth;
+mod text;
 mod usage;
 mod usage_history;
