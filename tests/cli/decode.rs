@@ -90,6 +90,7 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         "ring_enters",
         "replicas",
         "latency_us",
+        "window_bytes",
     ];
     wanted.sort_unstable();
     let stats = &report["stats"];
