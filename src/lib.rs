@@ -7,6 +7,7 @@
 pub mod config;
 pub mod convert;
 pub mod generate;
+pub mod kv_file;
 pub mod measure;
 pub mod model;
 pub mod plan;

@@ -24,11 +24,17 @@ use crate::model::sizes::Sizes;
 use crate::pool::Pool;
 use crate::stream::ExpertStore;
 
+mod context;
+
+pub use context::{check_context, reusable};
+
 /// How a session works. None of it changes a number.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
     /// Bytes that the buffers of a prefill may take, about.
     pub scratch_bytes: usize,
+    /// Tokens of a prompt that go through the layers at once, where scratch allows as many; at least 1.
+    pub slice: usize,
     /// When this becomes true, the running call soon ends with [`ModelError::Stopped`].
     pub stop: Option<Arc<AtomicBool>>,
 }
@@ -37,6 +43,7 @@ impl Default for SessionOptions {
     fn default() -> SessionOptions {
         SessionOptions {
             scratch_bytes: 16 << 20,
+            slice: usize::MAX,
             stop: None,
         }
     }
@@ -61,8 +68,8 @@ pub struct Session<'m> {
     pool: &'m Pool,
     options: SessionOptions,
     sizes: Sizes,
-    /// Tokens that went through all layers.
-    len: usize,
+    /// Those that went through all layers.
+    ids: Vec<u32>,
     cache: KvCache,
     clock: Clock,
     tokens: u64,
@@ -94,7 +101,8 @@ impl<'m> Session<'m> {
             Sparsity::Active(top_k) => Some(top_k),
             _ => None,
         };
-        let sizes = Sizes::new(config, top_k.is_some(), options.scratch_bytes);
+        let mut sizes = Sizes::new(config, top_k.is_some(), options.scratch_bytes);
+        sizes.slice = sizes.slice.min(options.slice).max(1);
         let layers = model.layers.iter().map(|layer| LayerCache {
             kv: Rows::new(config.kv_width()),
             index_keys: layer
@@ -109,7 +117,7 @@ impl<'m> Session<'m> {
             pool,
             options,
             sizes,
-            len: 0,
+            ids: Vec::new(),
             cache: KvCache {
                 layers: layers.collect(),
             },
@@ -131,8 +139,8 @@ impl<'m> Session<'m> {
     /// Appends `ids` to the context; the logits [vocab_size] after the last of them.
     ///
     /// # Errors
-    /// No ids, an id outside the vocabulary, an expert that cannot be read, or a stop. The context is then as
-    /// long as before, or ends with the last complete slice.
+    /// No ids, an id outside the vocabulary, a context that becomes longer than the model allows, an expert that cannot be
+    /// read, or a stop. The context is then as long as before, or ends with the last complete slice.
     pub fn prefill(&mut self, ids: &[u32]) -> Result<&[f32], ModelError> {
         self.check(ids)?;
         let mut last = 0;
@@ -181,22 +189,6 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
-    /// Tokens in the context.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether the context is empty.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Forgets the tokens from `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-        self.cache.truncate(self.len);
-    }
-
     /// What was done so far.
     pub fn stats(&self) -> Stats {
         let phase = |(phase, name)| (phase, name, self.clock.spent(phase));
@@ -217,7 +209,13 @@ impl<'m> Session<'m> {
         &mut self.store
     }
 
+    /// Whether `ids` can be appended to the context.
     fn check(&self, ids: &[u32]) -> Result<(), ModelError> {
+        self.check_ids(ids)?;
+        check_context(&self.model.config, self.len() + ids.len())
+    }
+
+    fn check_ids(&self, ids: &[u32]) -> Result<(), ModelError> {
         let vocab_size = self.model.config.vocab_size;
         match ids.iter().find(|id| **id as usize >= vocab_size) {
             Some(&id) => Err(ModelError::Token { id, vocab_size }),
@@ -230,12 +228,12 @@ impl<'m> Session<'m> {
     fn advance(&mut self, ids: &[u32]) -> Result<(), ModelError> {
         let result = self.layers(ids);
         if result.is_ok() {
-            self.len += ids.len();
+            self.ids.extend_from_slice(ids);
             self.tokens += ids.len() as u64;
             self.warn_if_dense();
         }
         // Of an interrupted slice some layers have rows and some have not.
-        self.cache.truncate(self.len);
+        self.cache.truncate(self.ids.len());
         result
     }
 
@@ -249,10 +247,10 @@ impl<'m> Session<'m> {
             model.embed.matrix().add_row(*id as usize, 1.0, x);
         }
         self.angles.clear();
-        for position in self.len..self.len + n {
+        for position in self.len()..self.len() + n {
             model.rope.angles(position, &mut self.angles);
         }
-        self.selection.prepare(n, self.len + n - 1);
+        self.selection.prepare(n, self.len() + n - 1);
         self.clock.lap(Phase::Embed);
         for layer in 0..model.layers.len() {
             self.look_at(layer, n)?;
@@ -285,6 +283,7 @@ impl<'m> Session<'m> {
         let model = self.model;
         let hidden = model.config.hidden_size;
         let pairs = model.config.qk_rope_head_dim / 2;
+        let start = self.len();
         let (weights, cache) = (&model.layers[layer], &mut self.cache.layers[layer]);
         let mut pass = Pass {
             pool: self.pool,
@@ -301,7 +300,7 @@ impl<'m> Session<'m> {
             let tokens = Tokens {
                 n: count,
                 row,
-                position: self.len + row,
+                position: start + row,
                 x: normed,
                 angles: &self.angles[row * pairs..(row + count) * pairs],
             };
@@ -365,7 +364,7 @@ impl<'m> Session<'m> {
     /// Says once that a long context is attended densely by a model that was made for sparse attention.
     fn warn_if_dense(&mut self) {
         let top_k = self.model.config.index_topk;
-        if self.warned_dense || self.len <= top_k {
+        if self.warned_dense || self.len() <= top_k {
             return;
         }
         self.warned_dense = true;

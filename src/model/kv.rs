@@ -25,6 +25,16 @@ impl Rows {
         }
     }
 
+    /// Rows in the list.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Values of a row.
     pub fn width(&self) -> usize {
         self.width
@@ -81,6 +91,19 @@ pub struct LayerCache {
     pub index_keys: Option<Rows>,
 }
 
+/// Values that one layer keeps of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerWidths {
+    /// Of the compressed key-value and the rotated key.
+    pub kv: usize,
+    /// Of the indexer's key, in layers that have one.
+    pub index_key: Option<usize>,
+}
+
+/// What a cache keeps of a token, by layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvShape(pub Vec<LayerWidths>);
+
 /// The cache of all layers.
 #[derive(Debug)]
 pub struct KvCache {
@@ -89,6 +112,40 @@ pub struct KvCache {
 }
 
 impl KvCache {
+    /// A cache without rows.
+    pub fn new(shape: &KvShape) -> KvCache {
+        let layer = |widths: &LayerWidths| LayerCache {
+            kv: Rows::new(widths.kv),
+            index_keys: widths.index_key.map(Rows::new),
+        };
+        KvCache {
+            layers: shape.0.iter().map(layer).collect(),
+        }
+    }
+
+    /// What it keeps of a token.
+    pub fn shape(&self) -> KvShape {
+        let widths = |layer: &LayerCache| LayerWidths {
+            kv: layer.kv.width(),
+            index_key: layer.index_keys.as_ref().map(Rows::width),
+        };
+        KvShape(self.layers.iter().map(widths).collect())
+    }
+
+    /// All lists of rows: of each layer the key-values, then the indexer's keys if there are any.
+    pub fn rows(&self) -> impl Iterator<Item = &Rows> {
+        (self.layers.iter())
+            .flat_map(|layer| [Some(&layer.kv), layer.index_keys.as_ref()])
+            .flatten()
+    }
+
+    /// The lists of [`KvCache::rows`], to be filled.
+    pub fn rows_mut(&mut self) -> impl Iterator<Item = &mut Rows> {
+        (self.layers.iter_mut())
+            .flat_map(|layer| [Some(&mut layer.kv), layer.index_keys.as_mut()])
+            .flatten()
+    }
+
     /// Forgets all tokens from `len` on, in every layer.
     pub fn truncate(&mut self, len: usize) {
         for layer in &mut self.layers {
