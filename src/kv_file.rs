@@ -173,7 +173,8 @@ impl KvFile {
             let file = path.to_path_buf();
             move |source| KvFileError::NotSaved { file, source }
         };
-        let other_shape = |state: &State| (state.shape.as_ref()).is_some_and(|s| *s != cache.shape());
+        let other_shape =
+            |state: &State| (state.shape.as_ref()).is_some_and(|s| *s != cache.shape());
         if !self.replace && other_shape(&self.state) {
             return Err(KvFileError::Shape {
                 file: self.path.clone(),
@@ -238,6 +239,13 @@ impl KvFile {
         new.file = file;
         *self = new;
         synced
+    }
+}
+
+impl Drop for KvFile {
+    fn drop(&mut self) {
+        // Closing does that too, unless a process that was just forked still has the file open.
+        let _ = self.file.unlock();
     }
 }
 

@@ -126,7 +126,19 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::EmptyPrompt`] when there are none, [`TokenizerError::Encode`] when the library fails.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = guarded(|| self.inner.encode_fast(text, true)).map_err(|message| {
+        self.ids(text, true)
+    }
+
+    /// The ids of a text that comes after another one: without the special tokens around a prompt.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        self.ids(text, false)
+    }
+
+    fn ids(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = guarded(|| self.inner.encode_fast(text, special)).map_err(|message| {
             TokenizerError::Encode {
                 path: self.path.clone(),
                 message,

@@ -11,7 +11,7 @@ use clap::builder::FalseyValueParser;
 use clap::{ArgGroup, Args};
 use colibri_uring::config::Config;
 use colibri_uring::generate::{Finish, Generated, Source, generate};
-use colibri_uring::model::{ModelError, Phase, Session};
+use colibri_uring::model::{ModelError, Phase, Session, check_context};
 use colibri_uring::quant::Activations;
 use colibri_uring::sample::{Sampler, Sampling};
 use colibri_uring::stream::routing::{self, Recorder};
@@ -19,6 +19,7 @@ use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
+use super::kv::{KvArgs, Turn};
 use super::open::{self, Indexed, Tokens};
 use super::output::Output;
 use super::printer::{Printer, nowhere};
@@ -27,11 +28,13 @@ use super::stats::{Stats, peak_rss_bytes};
 
 /// Continue a prompt, printing tokens as they are generated
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("input").required(true).args(["prompt", "prompt_file", "prompt_ids", "replay"])))]
+#[command(group(ArgGroup::new("input").args(["prompt", "prompt_file", "prompt_ids", "replay"])))]
 #[command(after_help = "Examples:\n  \
     colibri-uring decode --model /models/GLM-5.2 --ram 24GiB -n 64 --prompt \"The hummingbird\"\n  \
     colibri-uring decode --model DIR --prompt-ids 3,14,159 -n 16 --json\n  \
-    colibri-uring decode --model DIR --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7")]
+    colibri-uring decode --model DIR --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7\n  \
+    colibri-uring decode --model DIR --kv talk.kv --prompt-file whole-talk.txt   # computes only what is new in it\n  \
+    colibri-uring decode --model DIR --kv story.kv --kv-append --prompt \" Then\"   # goes on with the story")]
 pub struct DecodeArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -73,6 +76,8 @@ pub struct DecodeArgs {
     /// The same seed draws the same tokens
     #[arg(long, value_name = "S", default_value_t = 0, env = "COLIBRI_SEED")]
     seed: u64,
+    #[command(flatten)]
+    kv: KvArgs,
     /// Keep what the routers said in this file, for `simulate --routing`
     #[arg(long, value_name = "FILE", env = "COLIBRI_SAVE_ROUTING")]
     save_routing: Option<PathBuf>,
@@ -92,6 +97,15 @@ fn probability(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(p) if p > 0.0 && p <= 1.0 => Ok(p),
         _ => Err("a probability is more than 0 and at most 1".to_owned()),
+    }
+}
+
+impl DecodeArgs {
+    fn has_prompt(&self) -> bool {
+        self.prompt.is_some()
+            || self.prompt_file.is_some()
+            || self.prompt_ids.is_some()
+            || self.replay.is_some()
     }
 }
 
@@ -150,8 +164,9 @@ struct Input {
 }
 
 impl Input {
-    /// Reads and encodes the prompt. Done before the model is loaded, so that a mistake shows at once.
-    fn read(args: &DecodeArgs) -> anyhow::Result<Input> {
+    /// Reads and encodes the prompt, which may come after a text that is there already. Done before the model is loaded, so
+    /// that a mistake shows at once.
+    fn read(args: &DecodeArgs, after_text: bool) -> anyhow::Result<Input> {
         let dir = &args.model.model[0];
         let tokenizer = Tokenizer::load(dir)?;
         let (prompt, replay) = if let Some(ids) = &args.prompt_ids {
@@ -174,12 +189,24 @@ impl Input {
             let text = match (&args.prompt, &args.prompt_file) {
                 (Some(text), _) => text.clone(),
                 (None, Some(path)) => read(path)?,
-                (None, None) => bail!("no prompt"),
+                // The text in the file is the prompt.
+                (None, None) => {
+                    return Ok(Input {
+                        prompt: Vec::new(),
+                        replay: None,
+                        tokenizer,
+                    });
+                }
             };
             let Some(tokenizer) = &tokenizer else {
                 bail!("no tokenizer.json in {}: give --prompt-ids", dir.display());
             };
-            (tokenizer.encode(&text)?, None)
+            // What begins a text has no place within one.
+            let ids = match after_text {
+                true => tokenizer.encode_plain(&text),
+                false => tokenizer.encode(&text),
+            };
+            (ids?, None)
         };
         Ok(Input {
             prompt,
@@ -188,12 +215,12 @@ impl Input {
         })
     }
 
-    /// Tokens that the context has to hold.
-    fn tokens(&self, args: &DecodeArgs) -> Tokens {
+    /// Tokens that the context has to hold, `reused` of which need not be computed.
+    fn tokens(&self, args: &DecodeArgs, reused: usize) -> Tokens {
         let new = self.replay.as_ref().map_or(args.n, Vec::len);
         Tokens {
             context: self.prompt.len().saturating_add(new),
-            prompt: self.prompt.len(),
+            prompt: self.prompt.len() - reused,
         }
     }
 }
@@ -219,8 +246,22 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 /// Loads the model, generates and prints.
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
-    let input = Input::read(args)?;
+    if !args.kv.kv_append && !args.has_prompt() {
+        super::wrong_usage(
+            "a prompt is needed: --prompt, --prompt-file, --prompt-ids, --replay or --kv-append"
+                .into(),
+        );
+    }
     let indexed = Indexed::open(&args.model)?;
+    let mut turn = Turn::open(&args.kv, || indexed.fingerprint(&args.model))?;
+    let mut input = Input::read(args, turn.as_ref().is_some_and(Turn::goes_on))?;
+    if let Some(turn) = &turn {
+        input.prompt = turn.text(input.prompt);
+        ensure!(
+            !input.prompt.is_empty(),
+            "there is nothing to go on with: the file of --kv has no text yet, and no prompt is given"
+        );
+    }
     let config = indexed.config();
     check_ids(&input.prompt, config.vocab_size)?;
     let source = match &input.replay {
@@ -242,12 +283,25 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let routing = (args.save_routing.as_deref())
         .map(|path| recorder(path, config))
         .transpose()?;
-    let (opened, mut store) = indexed.load(&args.model, input.tokens(args))?;
+    let reusable = turn.as_ref().map_or(0, |turn| turn.reusable(&input.prompt));
+    let tokens = input.tokens(args, reusable);
+    check_context(config, tokens.context).with_context(|| {
+        let prompt = input.prompt.len();
+        format!(
+            "{prompt} tokens of prompt and {} more",
+            tokens.context - prompt
+        )
+    })?;
+    let (opened, mut store) = indexed.load(&args.model, tokens)?;
     let routing = routing.map(|(file, recorder)| {
         store.record_routing(recorder);
         file
     });
     let mut session = opened.session(store)?;
+    let reused = match &mut turn {
+        Some(turn) => turn.restore(&mut session, &input.prompt)?,
+        None => 0,
+    };
     let out = if args.json {
         nowhere()
     } else {
@@ -256,7 +310,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let mut printer = Printer::new(out, input.tokenizer.as_ref());
     let mut prompt_phases = None;
     let generated = generate(
-        &input.prompt,
+        &input.prompt[reused..],
         source,
         |ids| {
             let logits = match session.prefill(ids) {
@@ -272,6 +326,10 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let generated = generated?;
     opened.keep_usage(&mut session);
     printer.finish()?;
+    // What was generated is printed also if it cannot be saved.
+    let saved = turn.as_mut().map_or(Ok(()), |turn| {
+        turn.save(&session, &input.prompt, &generated.ids, generated.finish)
+    });
     if let (Some(file), Some(mut recorder)) = (routing, session.store_mut().take_recorder()) {
         recorder.event(&measured(&prompt_phases, &session, generated.decoded));
         file.keep(recorder.finish())?;
@@ -279,6 +337,9 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let stats = Stats {
         load_seconds: opened.load_seconds(),
         prefill_seconds: generated.prefill.as_secs_f64(),
+        prefilled_tokens: (session.len().min(input.prompt.len()) - reused) as u64,
+        reused_tokens: reused as u64,
+        kv: turn.as_ref().map(Turn::stats),
         decode_seconds: generated.decode.as_secs_f64(),
         tokens_per_second: rate(&generated),
         peak_rss_bytes: peak_rss_bytes(),
@@ -300,6 +361,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     } else {
         summarise(&generated, &stats);
     }
+    saved?;
     Ok(match generated.finish {
         Finish::Interrupted => super::interrupt::exit_code(),
         _ => ExitCode::SUCCESS,
@@ -321,7 +383,7 @@ fn summarise(generated: &Generated, stats: &Stats) {
     let _ = writeln!(
         io::stderr(),
         "[{} tokens, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \
-         {} of experts read by {}{}, {:.0}% were in memory; peak {}{}]",
+         {} of experts read by {}{}, {:.0}% were in memory; peak {}{}{}]",
         generated.ids.len(),
         stats.tokens_per_second,
         stats.load_seconds,
@@ -337,5 +399,13 @@ fn summarise(generated: &Generated, stats: &Stats) {
             Activations::Exact => "",
             Activations::Int8 => "; activations rounded to int8",
         },
+        stats.kv.map_or_else(String::new, |kv| format!(
+            "; {} tokens reused in {:.2} s, {} computed, saved in {:.2} s: {}",
+            stats.reused_tokens,
+            kv.restore_seconds,
+            stats.prefilled_tokens,
+            kv.save_seconds,
+            human(kv.file_bytes),
+        )),
     );
 }

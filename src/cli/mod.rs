@@ -12,6 +12,7 @@ mod decode;
 mod doctor;
 mod inspect;
 mod interrupt;
+mod kv;
 mod mirror;
 mod open;
 mod output;

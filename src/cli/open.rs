@@ -6,7 +6,8 @@ use anyhow::{Context, ensure};
 use colibri_ring::engine::Options;
 use colibri_ring::replica::Stats;
 use colibri_uring::config::Config;
-use colibri_uring::model::{LoadOptions, Model, Phase, Session, SessionOptions};
+use colibri_uring::kv_file::Fingerprint;
+use colibri_uring::model::{Model, Phase, Session, SessionOptions, check_context};
 use colibri_uring::plan::{self, Ask, Plan, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
@@ -14,7 +15,7 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stream::usage::{History, Identity, Usage};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 
-use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors, check_weights};
+use super::args::{DsaArg, ModelArgs, check_mirrors, check_weights};
 use super::interrupt;
 use super::progress;
 use super::size::human;
@@ -25,7 +26,7 @@ use super::stats::{EngineStats, Foreseen, Latency, Replica};
 pub struct Tokens {
     /// Of the whole context.
     pub context: usize,
-    /// Of the prompt, which is computed at once as far as memory allows.
+    /// Of the part of the prompt that has to be computed, which is done at once as far as memory allows.
     pub prompt: usize,
 }
 
@@ -67,8 +68,15 @@ impl Indexed {
         &self.config
     }
 
+    /// What the numbers of a cache depend on.
+    pub fn fingerprint(&self, args: &ModelArgs) -> anyhow::Result<Fingerprint> {
+        let options = args.load_options();
+        Ok(Fingerprint::of(&self.shards, &self.config, &options)?)
+    }
+
     /// What the model would need for a context. Nothing is loaded.
     pub fn survey(&self, args: &ModelArgs, tokens: Tokens) -> anyhow::Result<Survey> {
+        check_context(&self.config, tokens.context)?;
         let catalog = Catalog::new(&self.shards, &self.config)?;
         let files = ExpertFiles::new(&self.shards, catalog, args.direct.into())?;
         Ok(survey(args, tokens, &self.shards, &self.config, &files))
@@ -90,16 +98,11 @@ impl Indexed {
             tokens.context > 0,
             "there is nothing to do: no token is given"
         );
+        check_context(&config, tokens.context)?;
         let plan = plan_memory(&survey(args, tokens, &shards, &config, &files))?;
         let top_k = config.num_experts_per_tok;
         let identity = Identity::of(&shards, &config);
-        let options = LoadOptions {
-            dsa: args.dsa == DsaArg::On,
-            dense: args.dense_bits.map(Packing::from),
-            activations: args.activations.into(),
-            threads: args.threads(),
-            direct: args.direct != DirectArg::Off,
-        };
+        let options = args.load_options();
         let bar = progress::bytes(plan.needs.dense);
         let model = Model::load_with(&shards, config, options, &|done, all| {
             bar.set_length(all);
@@ -130,6 +133,7 @@ impl Indexed {
                 pool,
                 history,
                 scratch_bytes: usize::try_from(plan.needs.scratch)?,
+                slice: args.slice(),
                 load_seconds,
             },
             store,
@@ -147,7 +151,7 @@ fn survey(
 ) -> Survey {
     let ask = Ask {
         context: tokens.context,
-        prompt: tokens.prompt,
+        prompt: tokens.prompt.min(args.slice()),
         threads: args.threads(),
         dsa: args.dsa == DsaArg::On,
         dense: args.dense_bits.map(Packing::from),
@@ -191,6 +195,7 @@ pub struct Opened {
     pool: Pool,
     history: Option<History>,
     scratch_bytes: usize,
+    slice: usize,
     load_seconds: f64,
 }
 
@@ -214,6 +219,7 @@ impl Opened {
         let options = SessionOptions {
             stop: Some(stop),
             scratch_bytes: self.scratch_bytes,
+            slice: self.slice,
         };
         Ok(Session::new(&self.model, store, &self.pool, options))
     }

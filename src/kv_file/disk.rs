@@ -79,7 +79,9 @@ impl Blank {
 
     /// Gives it its name, if nothing has that yet.
     pub fn create(self) -> io::Result<File> {
-        self.temp.persist_noclobber(&self.path).map_err(|e| e.error)?;
+        self.temp
+            .persist_noclobber(&self.path)
+            .map_err(|e| e.error)?;
         sync_directory(&self.path)?;
         Ok(self.file)
     }

@@ -159,7 +159,8 @@ impl State {
         let (ids, []) = payload.as_chunks::<4>() else {
             return None;
         };
-        self.ids.extend(ids.iter().map(|id| u32::from_le_bytes(*id)));
+        self.ids
+            .extend(ids.iter().map(|id| u32::from_le_bytes(*id)));
         Some(())
     }
 
@@ -185,8 +186,7 @@ impl State {
 
     fn end(&mut self, numbers: &mut Numbers) -> Option<()> {
         let (turn, tokens) = (numbers.u64()?, numbers.u64()?);
-        if turn != self.mark.turns + 1 || tokens != self.ids.len() as u64 || !numbers.0.is_empty()
-        {
+        if turn != self.mark.turns + 1 || tokens != self.ids.len() as u64 || !numbers.0.is_empty() {
             return None;
         }
         self.mark.turns = turn;
@@ -227,7 +227,9 @@ impl State {
     pub fn is_wasteful(&self) -> bool {
         const WORTH_IT: u64 = 4 << 20;
         let rows = self.extents.iter();
-        let live: u64 = rows.map(|e| 4 * (e.count * self.widths[e.list]) as u64).sum();
+        let live: u64 = rows
+            .map(|e| 4 * (e.count * self.widths[e.list]) as u64)
+            .sum();
         self.mark.end - RECORDS > live.saturating_mul(2).saturating_add(WORTH_IT)
     }
 }

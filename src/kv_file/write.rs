@@ -58,7 +58,9 @@ impl Records<'_> {
             let values = payload[ROWS_HEAD..].as_chunks_mut::<4>().0;
             for (i, to) in values.chunks_mut(width).enumerate() {
                 let row = rows.row(start + i).iter();
-                to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_le_bytes());
+                to.iter_mut()
+                    .zip(row)
+                    .for_each(|(to, x)| *to = x.to_le_bytes());
             }
             self.push(Kind::Rows, &payload)?;
         }
