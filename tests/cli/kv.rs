@@ -45,7 +45,8 @@ impl Talk {
 
     pub fn report(&self, model: &Saved, args: &[&str]) -> Value {
         let output = finish(self.decode(model, args));
-        assert_eq!(stderr(&output), "");
+        let said = stderr(&output);
+        assert!(said.is_empty() || said.contains("attention stays dense"), "{said}");
         json_of(&output)
     }
 }
