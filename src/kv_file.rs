@@ -15,7 +15,7 @@
 //!     session.restore(prompt[..kept].to_vec(), cache)?;
 //! }
 //! session.prefill(&prompt[kept..])?;
-//! file.append(prompt, session.cache())?;
+//! file.append(prompt, session.cache(), b"")?;
 //! # Ok(())
 //! # }
 //! ```
@@ -108,7 +108,12 @@ impl KvFile {
         &self.state.ids
     }
 
-    /// How many tokens have rows in every layer.
+    /// What the last turn was given to keep with the text.
+    pub fn note(&self) -> &[u8] {
+        &self.state.note
+    }
+
+    /// How many tokens have rows in every layer of the model itself.
     pub fn rows(&self) -> usize {
         self.state.rows()
     }
@@ -137,7 +142,11 @@ impl KvFile {
             let mut buffer = Vec::new();
             for extent in &self.state.extents {
                 let rows = &mut lists[extent.list];
-                let count = extent.count.min(tokens.saturating_sub(extent.first));
+                let wanted = match tokens < self.state.ids.len() {
+                    true => self.state.common_rows(extent.list, tokens),
+                    false => tokens,
+                };
+                let count = extent.count.min(wanted.saturating_sub(extent.first));
                 if count == 0 {
                     continue;
                 }
@@ -162,13 +171,19 @@ impl KvFile {
         read().map_err(|flaw: Flaw| flaw.of(&self.path))
     }
 
-    /// Saves a turn, after which the conversation is `history`; `cache` has the rows of its beginning. Only what is new is
-    /// written, unless the file has become mostly waste: then it is written anew and replaced.
+    /// Saves a turn, after which the conversation is `history`; `cache` has the rows of its beginning (rows beyond it are not
+    /// saved), and `note` is anything to be kept with it. Only what is new is written, unless the file has become mostly waste:
+    /// then it is written anew and replaced.
     ///
     /// # Errors
     /// [`KvFileError::NotSaved`] on a full disk or the like, [`KvFileError::Shape`] when the cache is of another shape than those
     /// before. What was saved before stays.
-    pub fn append(&mut self, history: &[u32], cache: &KvCache) -> Result<(), KvFileError> {
+    pub fn append(
+        &mut self,
+        history: &[u32],
+        cache: &KvCache,
+        note: &[u8],
+    ) -> Result<(), KvFileError> {
         let not_saved = |path: &Path| {
             let file = path.to_path_buf();
             move |source| KvFileError::NotSaved { file, source }
@@ -182,20 +197,23 @@ impl KvFile {
         }
         if self.replace || self.state.is_wasteful() {
             let path = self.path.clone();
-            return self.begin_anew(history, cache).map_err(not_saved(&path));
+            return self
+                .begin_anew(history, cache, note)
+                .map_err(not_saved(&path));
         }
         let nothing_new = || {
             let rows = cache.rows().zip(self.state.stored());
-            history == self.state.ids && rows.fold(true, |all, (r, n)| all && r.len() <= *n)
+            let known = rows.fold(true, |all, (r, n)| all && r.len().min(history.len()) <= *n);
+            known && history == self.state.ids && note == self.state.note
         };
         if self.state.shape.is_some() && nothing_new() {
             return Ok(());
         }
         let path = self.path.clone();
-        self.extend(history, cache).map_err(not_saved(&path))
+        self.extend(history, cache, note).map_err(not_saved(&path))
     }
 
-    fn extend(&mut self, history: &[u32], cache: &KvCache) -> io::Result<()> {
+    fn extend(&mut self, history: &[u32], cache: &KvCache, note: &[u8]) -> io::Result<()> {
         let end = self.state.mark.end;
         if self.unmarked {
             self.mark(&self.state)?;
@@ -204,7 +222,7 @@ impl KvFile {
         if self.file.metadata()?.len() > end {
             self.file.set_len(end)?;
         }
-        let written = write::turn(&self.file, &self.state, history, cache);
+        let written = write::turn(&self.file, &self.state, history, cache, note);
         let state = written.inspect_err(|_| {
             // If this fails too, it happens before the next turn.
             let _ = self.file.set_len(end);
@@ -224,7 +242,26 @@ impl KvFile {
         self.file.sync_data()
     }
 
-    fn begin_anew(&mut self, history: &[u32], cache: &KvCache) -> io::Result<()> {
+    /// Forgets the whole conversation, at once and for good: an empty file takes the place of this one.
+    ///
+    /// # Errors
+    /// [`KvFileError::NotSaved`]; the file is as before.
+    pub fn clear(&mut self) -> Result<(), KvFileError> {
+        let cleared = Blank::new(&self.path, &self.fingerprint).and_then(Blank::replace);
+        let (file, synced) = cleared.map_err(|source| KvFileError::NotSaved {
+            file: self.path.clone(),
+            source,
+        })?;
+        self.file = file;
+        (self.state, self.unmarked, self.replace) = (State::empty(), false, false);
+        synced.map_err(|source| KvFileError::Io {
+            file: self.path.clone(),
+            doing: "sync the directory of",
+            source,
+        })
+    }
+
+    fn begin_anew(&mut self, history: &[u32], cache: &KvCache, note: &[u8]) -> io::Result<()> {
         let blank = Blank::new(&self.path, &self.fingerprint)?;
         let mut new = KvFile {
             path: self.path.clone(),
@@ -234,7 +271,7 @@ impl KvFile {
             unmarked: false,
             replace: false,
         };
-        new.extend(history, cache)?;
+        new.extend(history, cache, note)?;
         let (file, synced) = blank.replace()?;
         new.file = file;
         *self = new;

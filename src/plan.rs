@@ -23,7 +23,7 @@ pub struct Needs {
     pub scores: u64,
     /// The tensor index.
     pub index: u64,
-    /// The program itself, its stacks, the queues of the ring.
+    /// The program itself, its stacks, the queues of the ring, buffers in which experts are rounded.
     pub program: u64,
 }
 

@@ -23,8 +23,7 @@ use crate::shards::{Dtype, ShardError};
 
 use load::Resident;
 pub use load::{Loader, resident_bytes};
-use quantised::Quantised;
-pub use quantised::packing_of;
+pub use quantised::{Quantised, packing_of, quantise};
 pub use role::{EMBEDDING, HEAD, Role, activations_of, role};
 pub use rows::{Block, Piece, Rows, RowsError};
 pub use stored::{Matrices, Stored, floats, scales_name};

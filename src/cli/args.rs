@@ -15,7 +15,7 @@ use colibri_uring::stream::Lookahead;
 
 use super::size::Size;
 
-/// Which model, and how it is run. But for `--dsa`, `--dense-bits` and `--activations`, none of it changes a number that the model computes.
+/// Which model, and how it is run. But for `--dsa`, `--dense-bits`, `--expert-bits` and `--activations`, none of it changes a number that the model computes.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// Directory with config.json and *.safetensors; give it several times for a model split over drives
@@ -68,7 +68,12 @@ pub struct ModelArgs {
     /// Quantise float and FP8 weights that stay in memory as they are loaded: 8 is int8, 4 is int4-g64, 2 is int2; the
     /// embedding and the head become int8 [default: as they are stored]
     #[arg(long, value_name = "8|4|2", value_enum, env = "COLIBRI_DENSE_BITS")]
-    pub dense_bits: Option<DenseBits>,
+    pub dense_bits: Option<Bits>,
+    /// Quantise float and FP8 experts each time they are computed, to hear what the model would say if it were converted:
+    /// 8 is int8, 4 is int4-g64, 2 is int2. Slow, and reads as much: `convert` makes a container that is fast [default: as they
+    /// are stored]
+    #[arg(long, value_name = "8|4|2", value_enum, env = "COLIBRI_EXPERT_BITS")]
+    pub expert_bits: Option<Bits>,
     /// How packed weights (int8, int4, int2) are multiplied: exact keeps activations as f32, int8 rounds them and multiplies
     /// integers, which is faster where arithmetic is the limit; routers, the indexer and the head stay exact
     #[arg(long, value_enum, default_value = "exact", env = "COLIBRI_ACTIVATIONS")]
@@ -213,9 +218,9 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// `--dense-bits`.
+/// `--dense-bits` and `--expert-bits`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DenseBits {
+pub enum Bits {
     /// One scale a row
     #[value(name = "8")]
     Eight,
@@ -227,12 +232,12 @@ pub enum DenseBits {
     Two,
 }
 
-impl From<DenseBits> for Packing {
-    fn from(bits: DenseBits) -> Packing {
+impl From<Bits> for Packing {
+    fn from(bits: Bits) -> Packing {
         match bits {
-            DenseBits::Eight => Packing::Int8,
-            DenseBits::Four => Packing::Int4Group(64),
-            DenseBits::Two => Packing::Int2,
+            Bits::Eight => Packing::Int8,
+            Bits::Four => Packing::Int4Group(64),
+            Bits::Two => Packing::Int2,
         }
     }
 }

@@ -126,6 +126,7 @@ fn model_memory(dirs: &[PathBuf]) -> Check {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             dense: None,
             dsa: true,
+            round_experts: None,
             wish: Wish::default(),
         };
         let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());

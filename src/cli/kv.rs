@@ -105,7 +105,7 @@ impl Kept {
     /// Saves the turn, after which the text is `history`.
     pub fn save(&mut self, session: &Session, history: &[u32]) -> anyhow::Result<()> {
         let start = Instant::now();
-        let saved = self.file.append(history, session.cache());
+        let saved = self.file.append(history, session.cache(), b"");
         self.saving += start.elapsed();
         Ok(saved?)
     }

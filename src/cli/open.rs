@@ -71,7 +71,12 @@ impl Indexed {
     /// What the numbers of a cache depend on.
     pub fn fingerprint(&self, args: &ModelArgs) -> anyhow::Result<Fingerprint> {
         let options = args.load_options();
-        Ok(Fingerprint::of(&self.shards, &self.config, &options)?)
+        Ok(Fingerprint::of(
+            &self.shards,
+            &self.config,
+            &options,
+            args.expert_bits.map(Packing::from),
+        )?)
     }
 
     /// What the model would need for a context. Nothing is loaded.
@@ -132,6 +137,7 @@ impl Indexed {
                 model,
                 pool,
                 history,
+                round_experts: args.expert_bits.map(Packing::from),
                 scratch_bytes: usize::try_from(plan.needs.scratch)?,
                 slice: args.slice(),
                 load_seconds,
@@ -155,6 +161,7 @@ fn survey(
         threads: args.threads(),
         dsa: args.dsa == DsaArg::On,
         dense: args.dense_bits.map(Packing::from),
+        round_experts: args.expert_bits.map(Packing::from),
         wish: Wish {
             ram: args.ram.map(|size| size.0),
             cache_slots: args.cache_slots,
@@ -194,6 +201,7 @@ pub struct Opened {
     model: Model,
     pool: Pool,
     history: Option<History>,
+    round_experts: Option<Packing>,
     scratch_bytes: usize,
     slice: usize,
     load_seconds: f64,
@@ -220,6 +228,7 @@ impl Opened {
             stop: Some(stop),
             scratch_bytes: self.scratch_bytes,
             slice: self.slice,
+            round_experts: self.round_experts,
         };
         Ok(Session::new(&self.model, store, &self.pool, options))
     }

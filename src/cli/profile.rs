@@ -276,6 +276,7 @@ fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64,
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         dense: None,
         dsa: true,
+        round_experts: None,
         wish: Wish::default(),
     };
     let plan = plan::survey(shards, config, experts, ask, &Roots::default()).plan()?;

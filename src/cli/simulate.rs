@@ -212,6 +212,7 @@ impl Scene {
             threads: 1,
             dsa: true,
             dense: None,
+            round_experts: None,
             wish: Wish {
                 // The machine that is asked about has room for the slots that are asked for.
                 ram: (args.ram.map(|size| size.0)).or(args.cache_slots.map(|_| u64::MAX)),

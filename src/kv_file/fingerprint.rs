@@ -29,6 +29,8 @@ pub struct Fingerprint {
     pub(super) weights: u32,
     /// What resident matrices become at load; 0 as they are stored.
     pub(super) dense: u32,
+    /// What float and FP8 experts are rounded to; 0 for what is stored.
+    pub(super) experts: u32,
     /// Whether attention may be sparse.
     pub(super) dsa: u8,
     /// 1 for activations rounded to int8.
@@ -37,9 +39,9 @@ pub struct Fingerprint {
 
 impl Fingerprint {
     /// Bytes that one takes in a file.
-    pub const BYTES: usize = 38;
+    pub const BYTES: usize = 42;
 
-    /// That of the model in `shards`, as it is computed with `options`. Reads up to 2 MiB of every shard.
+    /// That of the model in `shards`, as it is computed with `options` and with experts rounded to `round_experts`. Reads up to 2 MiB of every shard.
     ///
     /// # Errors
     /// A shard that cannot be read.
@@ -47,6 +49,7 @@ impl Fingerprint {
         shards: &Shards,
         config: &Config,
         options: &LoadOptions,
+        round_experts: Option<Packing>,
     ) -> Result<Fingerprint, ShardError> {
         let (headers, weights) = identity(shards)?;
         Ok(Fingerprint {
@@ -56,14 +59,9 @@ impl Fingerprint {
             bytes: (shards.iter()).fold(0, |sum, tensor| sum.saturating_add(tensor.bytes)),
             headers,
             weights,
+            dense: packing(options.dense),
+            experts: packing(round_experts),
             dsa: u8::from(options.dsa),
-            dense: match options.dense {
-                None => 0,
-                Some(Packing::Int8) => 8,
-                Some(Packing::Int4) => 4,
-                Some(Packing::Int4Group(columns)) => columns.saturating_add(0x100),
-                Some(Packing::Int2) => 2,
-            },
             activations: match options.activations {
                 Activations::Exact => 0,
                 Activations::Int8 => 1,
@@ -76,6 +74,7 @@ impl Fingerprint {
         let settings = [
             self.arithmetic,
             self.dense,
+            self.experts,
             self.dsa.into(),
             self.activations.into(),
         ];
@@ -94,6 +93,7 @@ impl Fingerprint {
             (self.weights == file.weights, "weights"),
             (self.dsa == file.dsa, "values of --dsa"),
             (self.dense == file.dense, "values of --dense-bits"),
+            (self.experts == file.experts, "values of --expert-bits"),
             (
                 self.activations == file.activations,
                 "values of --activations",
@@ -121,6 +121,7 @@ impl Fingerprint {
         put(&self.headers.to_le_bytes());
         put(&self.weights.to_le_bytes());
         put(&self.dense.to_le_bytes());
+        put(&self.experts.to_le_bytes());
         put(&[self.dsa, self.activations]);
         bytes
     }
@@ -136,9 +137,21 @@ impl Fingerprint {
             headers: u32_at(24),
             weights: u32_at(28),
             dense: u32_at(32),
-            dsa: bytes[36],
-            activations: bytes[37],
+            experts: u32_at(36),
+            dsa: bytes[40],
+            activations: bytes[41],
         }
+    }
+}
+
+/// A number for what matrices become.
+fn packing(packing: Option<Packing>) -> u32 {
+    match packing {
+        None => 0,
+        Some(Packing::Int8) => 8,
+        Some(Packing::Int4) => 4,
+        Some(Packing::Int4Group(columns)) => columns.saturating_add(0x100),
+        Some(Packing::Int2) => 2,
     }
 }
 
@@ -244,8 +257,9 @@ mod tests {
             bytes: 4,
             headers: 5,
             weights: 6,
-            dsa: 1,
             dense: 8,
+            experts: 0,
+            dsa: 1,
             activations: 0,
         };
         let bytes = one.to_bytes();
@@ -259,7 +273,7 @@ mod tests {
             assert_eq!(other.to_bytes(), changed);
             seen.insert(one.difference(&other).unwrap());
         }
-        assert_eq!(seen.len(), 9);
+        assert_eq!(seen.len(), 10);
         assert_eq!(one.name().len(), 32);
         assert_ne!(Fingerprint { dsa: 0, ..one }.name(), one.name());
     }

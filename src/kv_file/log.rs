@@ -14,6 +14,9 @@ use crate::model::{KvShape, LayerWidths};
 /// Bytes of a `Rows` payload before the values: list, first row, number of rows.
 pub const ROWS_HEAD: usize = 12;
 
+/// Bytes of a layer in a `Shape` payload: width of a key-value, of an index key (0 where there is none), `ahead`.
+pub const SHAPE: usize = 12;
+
 /// Rows of one list in one record, as far as no later turn has replaced them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
@@ -35,8 +38,10 @@ pub struct State {
     pub ids: Vec<u32>,
     /// What is kept of a token; `None` before the first turn.
     pub shape: Option<KvShape>,
-    /// Width of a row of each list.
-    widths: Vec<usize>,
+    /// What the one who appends wants to have with the text.
+    pub note: Vec<u8>,
+    /// Of each list, the width of a row, and how many tokens after its own it depends on.
+    lists: Vec<(usize, usize)>,
     /// Rows of each list.
     stored: Vec<usize>,
     /// Where they are; those of a list in order.
@@ -52,7 +57,8 @@ impl State {
             mark: Mark::EMPTY,
             ids: Vec::new(),
             shape: None,
-            widths: Vec::new(),
+            note: Vec::new(),
+            lists: Vec::new(),
             stored: Vec::new(),
             extents: Vec::new(),
             within: false,
@@ -110,6 +116,10 @@ impl State {
             Kind::Turn => self.begin(&mut numbers),
             Kind::Ids => self.append_ids(payload),
             Kind::Rows => self.append_rows(&mut numbers, offset),
+            Kind::Note => {
+                self.note.extend_from_slice(payload);
+                Some(())
+            }
             Kind::End => self.end(&mut numbers),
         };
         applied.ok_or_else(|| cannot("a record with numbers that cannot be"))?;
@@ -121,26 +131,28 @@ impl State {
     }
 
     fn set_shape(&mut self, payload: &[u8]) -> Option<()> {
-        let (layers, []) = payload.as_chunks::<8>() else {
+        let (layers, []) = payload.as_chunks::<SHAPE>() else {
             return None;
         };
-        let layer = |bytes: &[u8; 8]| {
+        let layer = |bytes: &[u8; SHAPE]| {
             let mut numbers = Numbers(bytes);
-            let (kv, key) = (numbers.u32()? as usize, numbers.u32()? as usize);
+            let mut next = || numbers.u32().map(|n| n as usize);
+            let (kv, key, ahead) = (next()?, next()?, next()?);
             let fits = |width: usize| width <= (MAX_PAYLOAD - ROWS_HEAD) / 4;
             (kv > 0 && fits(kv) && fits(key)).then_some(LayerWidths {
                 kv,
                 index_key: (key > 0).then_some(key),
+                ahead,
             })
         };
         let shape: Vec<LayerWidths> = layers.iter().map(layer).collect::<Option<_>>()?;
         if shape.is_empty() || self.shape.is_some() {
             return None;
         }
-        let lists = shape.iter().flat_map(|l| [Some(l.kv), l.index_key]);
-        self.widths = lists.flatten().collect();
-        self.stored = vec![0; self.widths.len()];
-        self.shape = Some(KvShape(shape));
+        let shape = KvShape(shape);
+        self.lists = shape.lists().collect();
+        self.stored = vec![0; self.lists.len()];
+        self.shape = Some(shape);
         Some(())
     }
 
@@ -149,8 +161,14 @@ impl State {
         if turn != self.mark.turns + 1 || kept > self.ids.len() || !numbers.0.is_empty() {
             return None;
         }
+        // A row that depends on a token that has gone goes too.
+        let ends = kept < self.ids.len();
+        for list in 0..self.lists.len() {
+            let ahead = if ends { self.lists[list].1 } else { 0 };
+            self.cut(list, kept.saturating_sub(ahead));
+        }
         self.ids.truncate(kept);
-        (0..self.stored.len()).for_each(|list| self.cut(list, kept));
+        self.note.clear();
         self.within = true;
         Some(())
     }
@@ -167,13 +185,12 @@ impl State {
     fn append_rows(&mut self, numbers: &mut Numbers, offset: u64) -> Option<()> {
         let mut next = || numbers.u32().map(|n| n as usize);
         let (list, first, count) = (next()?, next()?, next()?);
-        let (width, stored) = (*self.widths.get(list)?, *self.stored.get(list)?);
+        let (width, stored) = (self.lists.get(list)?.0, *self.stored.get(list)?);
         let values = count.checked_mul(width)?.checked_mul(4)?;
         let end = first.checked_add(count)?;
-        if values != numbers.0.len() || first > stored || end > self.ids.len() {
+        if values != numbers.0.len() || first != stored || end > self.ids.len() || count == 0 {
             return None;
         }
-        self.cut(list, first);
         self.stored[list] = end;
         self.extents.push(Extent {
             list,
@@ -210,7 +227,12 @@ impl State {
 
     /// Width of a row of a list.
     pub fn width(&self, list: usize) -> usize {
-        self.widths[list]
+        self.lists[list].0
+    }
+
+    /// Rows of a list that a text has in common whose first `tokens` tokens are those of this one.
+    pub fn common_rows(&self, list: usize, tokens: usize) -> usize {
+        tokens.saturating_sub(self.lists[list].1)
     }
 
     /// Rows of each list.
@@ -218,9 +240,11 @@ impl State {
         &self.stored
     }
 
-    /// Tokens of which every list has a row.
+    /// Tokens of which every list has a row, but for those of layers that predict.
     pub fn rows(&self) -> usize {
-        self.stored.iter().copied().min().unwrap_or(0)
+        let lists = self.stored.iter().zip(&self.lists);
+        let rows = lists.filter(|(_, (_, ahead))| *ahead == 0).map(|(n, _)| *n);
+        rows.min().unwrap_or(0)
     }
 
     /// Whether most of the file is rows that later turns have replaced.
@@ -228,7 +252,7 @@ impl State {
         const WORTH_IT: u64 = 4 << 20;
         let rows = self.extents.iter();
         let live: u64 = rows
-            .map(|e| 4 * (e.count * self.widths[e.list]) as u64)
+            .map(|e| 4 * (e.count * self.width(e.list)) as u64)
             .sum();
         self.mark.end - RECORDS > live.saturating_mul(2).saturating_add(WORTH_IT)
     }

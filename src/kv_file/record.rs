@@ -20,6 +20,8 @@ pub enum Kind {
     Rows = 4,
     /// The turn is complete: its number, tokens of the history.
     End = 5,
+    /// What whoever keeps the text wants to have with it.
+    Note = 6,
 }
 
 /// The head of a record.
@@ -66,6 +68,7 @@ impl Head {
             3 => Kind::Ids,
             4 => Kind::Rows,
             5 => Kind::End,
+            6 => Kind::Note,
             _ => return Err(Flaw::at(offset, "a record of an unknown kind")),
         };
         let len = u32_at(4) as usize;

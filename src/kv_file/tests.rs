@@ -20,19 +20,30 @@ fn fingerprint() -> Fingerprint {
         headers: 5,
         weights: 6,
         dense: 0,
+        experts: 0,
         dsa: 1,
         activations: 0,
     }
 }
 
 fn shape() -> KvShape {
-    let layer = |kv, index_key| LayerWidths { kv, index_key };
-    KvShape(vec![layer(5, Some(3)), layer(5, None), layer(7, None)])
+    let layer = |kv, index_key, ahead| LayerWidths {
+        kv,
+        index_key,
+        ahead,
+    };
+    // The last one is of a layer that predicts.
+    KvShape(vec![
+        layer(5, Some(3), 0),
+        layer(5, None, 0),
+        layer(7, Some(2), 1),
+    ])
 }
 
-/// Row `i` of list `list` is a function of the tokens up to it, as in a model.
+/// Row `i` of list `list` is a function of the tokens up to it, as in a model, or up to the one after it.
 fn row(ids: &[u32], i: usize, list: usize, width: usize) -> Vec<f32> {
-    let seed = (ids[..=i].iter()).fold(list as u32 + 1, |h, id| {
+    let ahead = shape().lists().nth(list).map_or(0, |(_, ahead)| ahead);
+    let seed = (ids[..=i + ahead].iter()).fold(list as u32 + 1, |h, id| {
         h.wrapping_mul(16_777_619).wrapping_add(*id ^ 0x9e37)
     });
     (0..width as u32)
@@ -43,8 +54,8 @@ fn row(ids: &[u32], i: usize, list: usize, width: usize) -> Vec<f32> {
 /// A cache of the first `rows` of `ids`.
 fn cache(ids: &[u32], rows: usize) -> KvCache {
     let mut cache = KvCache::new(&shape());
-    for (list, to) in cache.rows_mut().enumerate() {
-        for i in 0..rows {
+    for ((list, to), (_, ahead)) in cache.rows_mut().enumerate().zip(shape().lists()) {
+        for i in 0..rows.min(ids.len().saturating_sub(ahead)) {
             to.push(&row(ids, i, list, to.width()));
         }
     }
@@ -55,15 +66,22 @@ fn cache(ids: &[u32], rows: usize) -> KvCache {
 fn assert_has(file: &KvFile, ids: &[u32], rows: usize) {
     assert_eq!(file.ids(), ids);
     assert_eq!(file.rows(), rows);
+    assert!(file.turns() == 0 || file.note() == note(ids));
     for keep in BTreeSet::from([0, rows / 2, rows]) {
         let Some(cache) = file.read(keep).unwrap() else {
             assert_eq!(rows, 0);
             continue;
         };
         assert_eq!(cache.shape(), shape());
-        for (list, found) in cache.rows().enumerate() {
-            assert_eq!(found.len(), keep);
-            for i in 0..keep {
+        for ((list, found), (_, ahead)) in cache.rows().enumerate().zip(shape().lists()) {
+            // With fewer tokens, the one after the last may be another.
+            let certain = match keep < ids.len() {
+                true => keep.saturating_sub(ahead),
+                false => found.len(),
+            };
+            assert!(found.len() <= keep && (ahead > 0 || found.len() == keep));
+            assert!(found.len() >= certain.min(keep));
+            for i in 0..found.len() {
                 let expected = row(ids, i, list, found.width());
                 let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                 assert_eq!(bits(found.row(i)), bits(&expected));
@@ -100,8 +118,13 @@ impl Dir {
     }
 }
 
+/// What is kept with a text.
+fn note(ids: &[u32]) -> Vec<u8> {
+    format!("{ids:?}").into_bytes()
+}
+
 fn save(file: &mut KvFile, ids: &[u32], rows: usize) {
-    file.append(ids, &cache(ids, rows)).unwrap();
+    file.append(ids, &cache(ids, rows), &note(ids)).unwrap();
 }
 
 /// Three turns: one, an addition, one that replaces the end. All bytes after each.
@@ -159,13 +182,18 @@ fn long_turns_take_several_records() {
     let mut wide = KvCache::new(&KvShape(vec![LayerWidths {
         kv: 100_000,
         index_key: None,
+        ahead: 0,
     }]));
     for i in 0..7 {
         wide.layers[0].kv.push(&vec![i as f32; 100_000]);
     }
-    dir.open().unwrap().append(&ids, &wide).unwrap();
+    dir.open()
+        .unwrap()
+        .append(&ids, &wide, &[5; 3 << 20])
+        .unwrap();
     let file = dir.open().unwrap();
     assert_eq!(file.ids(), ids);
+    assert_eq!(file.note(), [5; 3 << 20]);
     let read = file.read(7).unwrap().unwrap();
     (0..7).for_each(|i| assert_eq!(read.layers[0].kv.row(i), wide.layers[0].kv.row(i)));
 }
@@ -323,7 +351,7 @@ fn a_cache_of_another_shape_is_refused() {
     let (dir, states) = three_turns();
     let mut file = dir.open().unwrap();
     let other = KvShape(shape().0[..2].to_vec());
-    let error = file.append(&[1], &KvCache::new(&other)).unwrap_err();
+    let error = file.append(&[1], &KvCache::new(&other), b"").unwrap_err();
     assert!(matches!(error, KvFileError::Shape { .. }), "{error}");
     assert!(dir.bytes() == states[3]);
 }
@@ -351,6 +379,20 @@ fn a_reset_replaces_the_file_with_the_first_turn() {
     assert_has(&KvFile::open(&dir.path(), other).unwrap(), &[8, 8, 8], 3);
     let mode = fs::metadata(dir.path()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(fs::read_dir(dir.0.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn what_is_cleared_is_gone() {
+    let (dir, _) = three_turns();
+    let mut file = dir.open().unwrap();
+    file.clear().unwrap();
+    assert_has(&file, &[], 0);
+    assert_eq!(dir.bytes().len(), RECORDS as usize);
+    assert!(matches!(dir.open(), Err(KvFileError::InUse { .. })));
+    save(&mut file, &[4, 2], 2);
+    drop(file);
+    assert_has(&dir.open().unwrap(), &[4, 2], 2);
     assert_eq!(fs::read_dir(dir.0.path()).unwrap().count(), 1);
 }
 
@@ -441,7 +483,7 @@ proptest! {
     fn no_bytes_panic(
         noise in prop::collection::vec(any::<u8>(), 0..300),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
-        numbers in prop::collection::vec(prop_oneof![0u32..12, any::<u32>()], 0..12), kind in 1u32..6,
+        numbers in prop::collection::vec(prop_oneof![0u32..12, any::<u32>()], 0..12), kind in 1u32..7,
     ) {
         let (dir, states) = three_turns();
         let whole = &states[3];
@@ -457,11 +499,11 @@ proptest! {
         }
         // Records with right checksums and any numbers.
         let payload: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
-        let kinds = [record::Kind::Shape, record::Kind::Turn, record::Kind::Ids, record::Kind::Rows, record::Kind::End];
+        let kinds = [record::Kind::Shape, record::Kind::Turn, record::Kind::Ids, record::Kind::Rows, record::Kind::End, record::Kind::Note];
         let record = record::Head::of(kinds[kind as usize - 1], &payload);
         let (mut within, mut fresh) = (State::empty(), State::empty());
         let _ = fresh.apply(&record, &payload);
-        let shape = [5u32, 3, 5, 0].map(u32::to_le_bytes).concat();
+        let shape = [5u32, 3, 0, 5, 0, 1].map(u32::to_le_bytes).concat();
         let turn = [1u64, 0].map(u64::to_le_bytes).concat();
         for (kind, payload) in [(record::Kind::Shape, &shape), (record::Kind::Turn, &turn)] {
             within.apply(&record::Head::of(kind, payload), payload).unwrap();

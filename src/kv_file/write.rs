@@ -43,13 +43,13 @@ impl Records<'_> {
         Ok(())
     }
 
-    /// The rows of a list from `first` on.
-    fn push_rows(&mut self, list: usize, rows: &Rows, first: usize) -> io::Result<()> {
+    /// The rows of a list from `first` to `end`.
+    fn push_rows(&mut self, list: usize, rows: &Rows, first: usize, end: usize) -> io::Result<()> {
         let width = rows.width();
         let in_one = ((MAX_PAYLOAD - ROWS_HEAD) / (4 * width)).max(1);
         let mut payload = Vec::new();
-        for start in (first..rows.len()).step_by(in_one) {
-            let count = in_one.min(rows.len() - start);
+        for start in (first..end).step_by(in_one) {
+            let count = in_one.min(end - start);
             payload.clear();
             for number in [list, start, count] {
                 payload.extend_from_slice(&(number as u32).to_le_bytes());
@@ -69,8 +69,14 @@ impl Records<'_> {
 }
 
 /// Writes the records of a turn behind those that `state` counts: with it, the conversation is `history`, and `cache` has the rows
-/// of its beginning. Returns the state with the turn, which does not count yet.
-pub fn turn(file: &File, state: &State, history: &[u32], cache: &KvCache) -> io::Result<State> {
+/// of its beginning; rows beyond it are not saved. Returns the state with the turn, which does not count yet.
+pub fn turn(
+    file: &File,
+    state: &State,
+    history: &[u32],
+    cache: &KvCache,
+    note: &[u8],
+) -> io::Result<State> {
     let mut records = Records {
         file,
         block: Vec::new(),
@@ -79,7 +85,7 @@ pub fn turn(file: &File, state: &State, history: &[u32], cache: &KvCache) -> io:
     };
     if state.shape.is_none() {
         let widths = |layer: &crate::model::LayerWidths| {
-            [layer.kv, layer.index_key.unwrap_or(0)].map(|width| width as u32)
+            [layer.kv, layer.index_key.unwrap_or(0), layer.ahead].map(|n| n as u32)
         };
         let widths = cache.shape().0.iter().flat_map(widths).collect::<Vec<_>>();
         let payload: Vec<u8> = widths.iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -96,7 +102,10 @@ pub fn turn(file: &File, state: &State, history: &[u32], cache: &KvCache) -> io:
     }
     for (list, rows) in cache.rows().enumerate() {
         let first = records.state.stored()[list];
-        records.push_rows(list, rows, first)?;
+        records.push_rows(list, rows, first, rows.len().min(history.len()))?;
+    }
+    for note in note.chunks(MAX_PAYLOAD) {
+        records.push(Kind::Note, note)?;
     }
     records.push(Kind::End, &pair(number, history.len() as u64))?;
     records.flush()?;

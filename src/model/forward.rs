@@ -19,22 +19,26 @@ use crate::model::moe::{MoeScratch, Next};
 use crate::model::ops;
 use crate::model::pass::{Pass, Tokens};
 use crate::model::rope::Angle;
+use crate::model::rounding::Rounding;
 use crate::model::scratch::sized;
 use crate::model::sizes::Sizes;
 use crate::pool::Pool;
+use crate::quant::encode::Packing;
 use crate::stream::ExpertStore;
 
 mod context;
 
 pub use context::{check_context, reusable};
 
-/// How a session works. None of it changes a number.
+/// How a session works.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
     /// Bytes that the buffers of a prefill may take, about.
     pub scratch_bytes: usize,
     /// Tokens of a prompt that go through the layers at once, where scratch allows as many; at least 1.
     pub slice: usize,
+    /// What float and FP8 experts are rounded to whenever they are computed; `None` keeps them. This alone does change numbers.
+    pub round_experts: Option<Packing>,
     /// When this becomes true, the running call soon ends with [`ModelError::Stopped`].
     pub stop: Option<Arc<AtomicBool>>,
 }
@@ -44,6 +48,7 @@ impl Default for SessionOptions {
         SessionOptions {
             scratch_bytes: 16 << 20,
             slice: usize::MAX,
+            round_experts: None,
             stop: None,
         }
     }
@@ -103,6 +108,7 @@ impl<'m> Session<'m> {
         };
         let mut sizes = Sizes::new(config, top_k.is_some(), options.scratch_bytes);
         sizes.slice = sizes.slice.min(options.slice).max(1);
+        let rounding = options.round_experts.map(Rounding::new);
         let layers = model.layers.iter().map(|layer| LayerCache {
             kv: Rows::new(config.kv_width()),
             index_keys: layer
@@ -110,6 +116,7 @@ impl<'m> Session<'m> {
                 .indexer
                 .as_ref()
                 .map(|_| Rows::new(config.index_head_dim)),
+            ahead: 0,
         });
         Session {
             model,
@@ -130,7 +137,7 @@ impl<'m> Session<'m> {
             angles: Vec::new(),
             selection: Selection::new(top_k),
             attention: AttentionScratch::new(),
-            moe: MoeScratch::new(sizes.slots),
+            moe: MoeScratch::new(sizes.slots, rounding),
             mlp: MlpScratch::default(),
             logits: Vec::new(),
         }

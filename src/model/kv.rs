@@ -89,6 +89,8 @@ pub struct LayerCache {
     pub kv: Rows,
     /// Per token: the indexer's key. Kept from the first token on, also while attention is still dense.
     pub index_keys: Option<Rows>,
+    /// How many tokens after its own a row depends on. A list has as many rows less than there are tokens, or still fewer.
+    pub ahead: usize,
 }
 
 /// Values that one layer keeps of a token.
@@ -98,6 +100,8 @@ pub struct LayerWidths {
     pub kv: usize,
     /// Of the indexer's key, in layers that have one.
     pub index_key: Option<usize>,
+    /// How many tokens after its own a row depends on: 0, but for layers that predict.
+    pub ahead: usize,
 }
 
 /// What a cache keeps of a token, by layer.
@@ -111,12 +115,27 @@ pub struct KvCache {
     pub layers: Vec<LayerCache>,
 }
 
+impl KvShape {
+    /// Width and `ahead` of the rows of every list, in the order of [`KvCache::rows`].
+    pub fn lists(&self) -> impl Iterator<Item = (usize, usize)> {
+        (self.0.iter())
+            .flat_map(|layer| {
+                [
+                    Some((layer.kv, layer.ahead)),
+                    layer.index_key.map(|w| (w, layer.ahead)),
+                ]
+            })
+            .flatten()
+    }
+}
+
 impl KvCache {
     /// A cache without rows.
     pub fn new(shape: &KvShape) -> KvCache {
         let layer = |widths: &LayerWidths| LayerCache {
             kv: Rows::new(widths.kv),
             index_keys: widths.index_key.map(Rows::new),
+            ahead: widths.ahead,
         };
         KvCache {
             layers: shape.0.iter().map(layer).collect(),
@@ -128,6 +147,7 @@ impl KvCache {
         let widths = |layer: &LayerCache| LayerWidths {
             kv: layer.kv.width(),
             index_key: layer.index_keys.as_ref().map(Rows::width),
+            ahead: layer.ahead,
         };
         KvShape(self.layers.iter().map(widths).collect())
     }

@@ -13,10 +13,13 @@ use crate::model::error::ModelError;
 use crate::model::mlp::{COLUMNS, Mlp, MlpScratch};
 use crate::model::ops;
 use crate::model::pass::Pass;
+use crate::model::rounding::Rounding;
 use crate::model::router::{Choice, Router, RouterScratch};
 use crate::model::scratch::sized;
 use crate::model::users::Users;
+use crate::pool::Pool;
 use crate::quant::Matrix;
+use crate::quant::encode::NotFinite;
 use crate::stream::catalog::Projection;
 use crate::stream::{Ready, Want};
 use crate::weight::{Loader, WeightError};
@@ -72,11 +75,12 @@ pub struct MoeScratch {
     /// The residual as normed for the next layer's router [n, hidden].
     ahead: Vec<f32>,
     mlp: MlpScratch,
+    rounding: Option<Rounding>,
 }
 
 impl MoeScratch {
-    /// Scratch with room for about `slots` outputs at a time.
-    pub fn new(slots: usize) -> MoeScratch {
+    /// Scratch with room for about `slots` outputs at a time. `rounding` is applied to the experts.
+    pub fn new(slots: usize, rounding: Option<Rounding>) -> MoeScratch {
         MoeScratch {
             slots,
             router: RouterScratch::default(),
@@ -91,6 +95,7 @@ impl MoeScratch {
             shared: Vec::new(),
             ahead: Vec::new(),
             mlp: MlpScratch::default(),
+            rounding,
         }
     }
 }
@@ -193,6 +198,7 @@ impl Moe {
         let outputs = sized(&mut scratch.outputs, slots * hidden);
         let inputs = sized(&mut scratch.inputs, COLUMNS * hidden);
         let up_out = sized(&mut scratch.up, COLUMNS * inter);
+        let mut rounding = scratch.rounding.as_mut();
         let mut done = 0;
         loop {
             pass.clock.lap(Phase::Experts);
@@ -206,6 +212,13 @@ impl Moe {
                     up,
                 }) => {
                     let expert = id as usize;
+                    let [gate, up] = match rounded(&mut rounding, pool, [gate, up]) {
+                        Ok(rounded) => rounded,
+                        Err((i, found)) => {
+                            let bad = [Projection::Gate, Projection::Up][i];
+                            return Err(pass.store.not_finite(self.layer, id, bad, found).into());
+                        }
+                    };
                     let slots = users.slots(group.clone(), expert..expert + 1);
                     let middle = &mut middle[slots.start * inter..slots.end * inter];
                     let columns = COLUMNS * inter;
@@ -230,6 +243,13 @@ impl Moe {
                 }
                 Some(Ready::Down { expert: id, down }) => {
                     let expert = id as usize;
+                    let [down] = match rounded(&mut rounding, pool, [down]) {
+                        Ok(rounded) => rounded,
+                        Err((_, found)) => {
+                            let bad = Projection::Down;
+                            return Err(pass.store.not_finite(self.layer, id, bad, found).into());
+                        }
+                    };
                     let slots = users.slots(group.clone(), expert..expert + 1);
                     let middle = &middle[slots.start * inter..slots.end * inter];
                     let outputs = &mut outputs[slots.start * hidden..slots.end * hidden];
@@ -243,6 +263,18 @@ impl Moe {
                 None => return Err(ModelError::ExpertsLost { layer: self.layer }),
             }
         }
+    }
+}
+
+/// `matrices` as they are computed.
+fn rounded<'a, const N: usize>(
+    rounding: &'a mut Option<&mut Rounding>,
+    pool: &Pool,
+    matrices: [Matrix<'a>; N],
+) -> Result<[Matrix<'a>; N], (usize, NotFinite)> {
+    match rounding {
+        Some(rounding) => rounding.round(pool, matrices),
+        None => Ok(matrices),
     }
 }
 

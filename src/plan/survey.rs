@@ -2,7 +2,7 @@
 
 use super::{Available, Experts, Needs, Plan, PlanError, Roots, Wish, available, plan};
 use crate::config::Config;
-use crate::model::{SessionOptions, Sizes, kv_bytes, resident_bytes, scores_bytes};
+use crate::model::{Rounding, SessionOptions, Sizes, kv_bytes, resident_bytes, scores_bytes};
 use crate::quant::encode::Packing;
 use crate::shards::Shards;
 use crate::stream::ExpertFiles;
@@ -26,6 +26,8 @@ pub struct Ask {
     pub dsa: bool,
     /// What resident float and FP8 matrices become; `None` keeps them.
     pub dense: Option<Packing>,
+    /// What float and FP8 experts are rounded to when they are computed; `None` keeps them.
+    pub round_experts: Option<Packing>,
     /// What the user asked for.
     pub wish: Wish,
 }
@@ -58,6 +60,7 @@ pub fn survey(
     ask: Ask,
     roots: &Roots,
 ) -> Survey {
+    let rounding = (ask.round_experts).map_or(0, |_| Rounding::bytes(config, ask.threads));
     Survey {
         needs: Needs {
             dense: resident_bytes(shards, config, ask.dense),
@@ -65,7 +68,7 @@ pub fn survey(
             scratch: SessionOptions::default().scratch_bytes as u64,
             scores: scores_bytes(ask.threads, ask.context),
             index: shards.len() as u64 * INDEX_ENTRY,
-            program: PROGRAM,
+            program: PROGRAM.saturating_add(rounding),
         },
         prompt_scratch: Sizes::scratch_for(config, ask.dsa, ask.prompt),
         footprints: files.footprints(),

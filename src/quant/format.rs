@@ -40,6 +40,14 @@ impl Format {
         }
     }
 
+    /// Whether weights are floating-point numbers, of whatever precision, which can still be rounded to codes.
+    pub fn is_floating(self) -> bool {
+        match self {
+            Format::F32 | Format::F16 | Format::Bf16 | Format::Fp8Block => true,
+            Format::Int8Row | Format::Int4Row | Format::Int4Group(_) | Format::Int2Row => false,
+        }
+    }
+
     /// Number of scales along a row of `cols`; 0 for floats.
     pub fn row_scales(self, cols: usize) -> usize {
         match self {

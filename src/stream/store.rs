@@ -17,6 +17,7 @@ use super::routing::{self, Recorder};
 use super::slots::Slots;
 use super::usage::Usage;
 use super::{Lookahead, Ready, Want};
+use crate::quant::encode::NotFinite;
 use crate::quant::{Activations, Matrix};
 
 /// How experts are kept and read.
@@ -60,6 +61,16 @@ pub enum StreamError {
     Scale {
         /// The tensor with the scales.
         tensor: String,
+    },
+    /// An expert that should be rounded has a weight that cannot be.
+    #[error("tensor {tensor}, expert {expert}, cannot be quantised: {found}")]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+        /// Index of the expert in its layer.
+        expert: u32,
+        /// Where, and the weight.
+        found: NotFinite,
     },
 }
 
@@ -675,6 +686,21 @@ impl ExpertStore {
     pub fn scale_error(&self, layer: usize, expert: u32, projection: Projection) -> StreamError {
         StreamError::Scale {
             tensor: self.files.catalog.scales_name(layer, expert, projection),
+        }
+    }
+
+    /// The error for a matrix that has a weight that cannot be rounded.
+    pub fn not_finite(
+        &self,
+        layer: usize,
+        expert: u32,
+        projection: Projection,
+        found: NotFinite,
+    ) -> StreamError {
+        StreamError::NotFinite {
+            tensor: self.files.catalog.tensor_name(layer, expert, projection),
+            expert,
+            found,
         }
     }
 

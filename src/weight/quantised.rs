@@ -52,10 +52,12 @@ fn row_bytes(format: Format, cols: usize) -> (usize, usize) {
     (codes, 4 * format.row_scales(cols))
 }
 
-/// A matrix that was quantised: codes and scales.
-#[derive(Debug)]
-pub(super) struct Quantised {
+/// A matrix that was quantised.
+#[derive(Debug, Default)]
+pub struct Quantised {
+    /// Its codes.
     pub bytes: Vec<u8>,
+    /// Its scales.
     pub scales: Vec<u8>,
 }
 
@@ -71,12 +73,9 @@ pub(super) struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// `None` for what stays as it is: routers, and what is packed already.
     pub fn new(stored: Stored<'a>, rows: usize, cols: usize, dense: Packing) -> Option<Plan<'a>> {
-        let float = matches!(
-            stored.format,
-            Format::F32 | Format::F16 | Format::Bf16 | Format::Fp8Block
-        );
+        let floating = stored.format.is_floating();
         Some(Plan {
-            packing: packing_of(stored.tensor.name, dense).filter(|_| float)?,
+            packing: packing_of(stored.tensor.name, dense).filter(|_| floating)?,
             rows: Rows {
                 format: stored.format,
                 rows,
@@ -135,18 +134,39 @@ fn read_one(
     plan: &Plan<'_>,
     blocks: &Mutex<Vec<Block>>,
 ) -> Result<Quantised, WeightError> {
-    let Plan {
-        stored,
-        rows: source,
-        packing,
-        ..
-    } = plan;
-    let (row, scale_row) = row_bytes(plan.format(), source.cols);
-    // No larger than a tensor that the index has found in a file.
-    let mut made = Quantised {
-        bytes: vec![0; source.rows * row],
-        scales: vec![0; source.rows * scale_row],
+    let stored = &plan.stored;
+    let read = |piece, at, buf: &mut [u8]| match (piece, &stored.scales) {
+        (Piece::Scales, Some(scales)) => shards.read_part(scales, at, buf, Cache::Drop),
+        _ => shards.read_part(&stored.tensor, at, buf, Cache::Drop),
     };
+    let mut made = Quantised::default();
+    let done = quantise(pool, plan.rows, plan.packing, &read, blocks, &mut made);
+    done.map(|()| made).map_err(|e| match e {
+        RowsError::Read(e) => e.into(),
+        RowsError::NotFinite(source) => WeightError::NotFinite {
+            name: stored.tensor.name.into(),
+            source,
+        },
+    })
+}
+
+/// Quantises the matrix that `read` gives into `made`, in blocks of rows, a block a thread at a time. `blocks` keeps the buffers of
+/// the threads.
+///
+/// # Errors
+/// The first error of `read`, and a weight that is infinite or NaN.
+pub fn quantise<E: Send>(
+    pool: &Pool,
+    source: Rows,
+    packing: Packing,
+    read: &(dyn Fn(Piece, u64, &mut [u8]) -> Result<(), E> + Sync),
+    blocks: &Mutex<Vec<Block>>,
+    made: &mut Quantised,
+) -> Result<(), RowsError<E>> {
+    let (row, scale_row) = row_bytes(packing.format(source.cols), source.cols);
+    // No larger than a tensor that the index has found in a file.
+    made.bytes.resize(source.rows * row, 0);
+    made.scales.resize(source.rows * scale_row, 0);
     let per_block = source.block_rows();
     let codes = made.bytes.chunks_mut((per_block * row).max(1));
     let scales = made.scales.chunks_mut((per_block * scale_row).max(1));
@@ -158,11 +178,7 @@ fn read_one(
         }
         let lock = || blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let mut block = lock().pop().unwrap_or_default();
-        let piece = |piece, at, buf: &mut [u8]| match (piece, &stored.scales) {
-            (Piece::Scales, Some(scales)) => shards.read_part(scales, at, buf, Cache::Drop),
-            _ => shards.read_part(&stored.tensor, at, buf, Cache::Drop),
-        };
-        match source.convert(source.block(i), Some(*packing), piece, &mut block) {
+        match source.convert(source.block(i), Some(packing), read, &mut block) {
             Ok(()) => {
                 let (codes, scales) = &mut part[0];
                 codes.copy_from_slice(&block.codes);
@@ -170,13 +186,6 @@ fn read_one(
             }
             Err(e) => {
                 failed.store(true, Ordering::Relaxed);
-                let e = match e {
-                    RowsError::Read(e) => e.into(),
-                    RowsError::NotFinite(source) => WeightError::NotFinite {
-                        name: stored.tensor.name.into(),
-                        source,
-                    },
-                };
                 let mut first = error.lock().unwrap_or_else(PoisonError::into_inner);
                 first.get_or_insert(e);
             }
@@ -185,6 +194,6 @@ fn read_one(
     });
     match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None => Ok(made),
+        None => Ok(()),
     }
 }

@@ -5,9 +5,6 @@ use std::ops::Range;
 use crate::quant::encode::{NotFinite, Packing, encode};
 use crate::quant::{Activations, FP8_BLOCK, Format, Matrix};
 
-/// Weights of a block, about. Eight bytes a weight are in use meanwhile: what was read, and f32.
-const BLOCK: usize = 1 << 20;
-
 /// A matrix to be read by rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
@@ -50,9 +47,12 @@ pub struct Block {
 }
 
 impl Rows {
+    /// Weights of a block, about. Eight bytes a weight are in use meanwhile: what was read, and f32.
+    pub const BLOCK_WEIGHTS: u64 = 1 << 20;
+
     /// Rows of a block: the k-th block of a matrix starts at k times as many.
     pub fn block_rows(&self) -> usize {
-        let rows = (BLOCK / self.cols.max(1)).max(1);
+        let rows = (Self::BLOCK_WEIGHTS as usize / self.cols.max(1)).max(1);
         match self.format {
             // A block of scales is not cut.
             Format::Fp8Block => rows.next_multiple_of(FP8_BLOCK),

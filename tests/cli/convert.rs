@@ -337,6 +337,56 @@ fn dense_bits_at_load_are_what_convert_writes() {
 }
 
 #[test]
+fn expert_bits_are_what_convert_writes() {
+    for name in [
+        "bf16-shared",
+        "fp8-block",
+        "f32-fused-freq-tied",
+        "f16-crossing",
+        "int4-row",
+    ] {
+        let model = Saved::named(name);
+        let ids = model.ids("/prompt_ids");
+        for (bits, format) in [("8", "int8"), ("4", "int4-g64"), ("2", "int2")] {
+            // What is packed stays as it is.
+            let experts = if name == "int4-row" { "keep" } else { format };
+            let flags = [
+                "--experts",
+                experts,
+                "--dense",
+                "keep",
+                "--embed",
+                "keep",
+                "--mtp",
+                "keep",
+            ];
+            let (dir, _) = converted(&model.dirs, &flags);
+            let rounded = score(&model.dirs, &ids, &["--expert-bits", bits]);
+            let container = score(&[dir.path().into()], &ids, &[]);
+            assert_eq!(rounded, container, "{name} {bits}");
+            if name != "int4-row" {
+                assert_ne!(rounded, score(&model.dirs, &ids, &[]), "{name} {bits}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_expert_that_cannot_be_rounded_is_named() {
+    let model = Broken::copy("bf16-shared");
+    let name = "model.layers.1.mlp.experts.0.up_proj.weight";
+    // The second weight becomes a NaN of bfloat16.
+    model.change(name, |tensors, at| {
+        tensors[at].data[2..4].copy_from_slice(&0x7fc0u16.to_le_bytes());
+    });
+    let ids = list(&(0..40).collect::<Vec<u32>>());
+    let args = ["--ids", &ids, "--expert-bits", "4"];
+    let error = error_of(&finish(model.run("score", &args)));
+    assert!(error.contains(name), "{error}");
+    assert!(error.contains("row 0, column 1 is NaN"), "{error}");
+}
+
+#[test]
 fn a_plan_that_dense_bits_would_make_fit_says_so() {
     let dir = tempfile::tempdir().unwrap();
     // 76 MiB of resident weights, of which 4 bits leave 23.

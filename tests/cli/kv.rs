@@ -46,7 +46,10 @@ impl Talk {
     pub fn report(&self, model: &Saved, args: &[&str]) -> Value {
         let output = finish(self.decode(model, args));
         let said = stderr(&output);
-        assert!(said.is_empty() || said.contains("attention stays dense"), "{said}");
+        assert!(
+            said.is_empty() || said.contains("attention stays dense"),
+            "{said}"
+        );
         json_of(&output)
     }
 }

@@ -42,6 +42,7 @@ fn other_models_and_other_settings() {
     for (args, named) in [
         (["--dsa", "off"], "--dsa"),
         (["--dense-bits", "8"], "--dense-bits"),
+        (["--expert-bits", "4"], "--expert-bits"),
         (["--activations", "int8"], "--activations"),
     ] {
         let line = at_other_bits(&args);

@@ -27,7 +27,7 @@ impl Opened {
         let (shards, config) = (&fixture.shards, &fixture.config);
         Opened {
             model: Model::load(shards, config.clone(), options).unwrap(),
-            fingerprint: Fingerprint::of(shards, config, &options).unwrap(),
+            fingerprint: Fingerprint::of(shards, config, &options, None).unwrap(),
             pool: Pool::new(2),
             fixture,
         }
@@ -116,7 +116,7 @@ fn reopened_sessions_go_on_to_the_last_bit() {
                 );
             }
             session.truncate(end - 1);
-            file.append(&ids[..end], session.cache()).unwrap();
+            file.append(&ids[..end], session.cache(), b"").unwrap();
         }
         // Another end: the common beginning is not computed again.
         let mut other = ids[..ids.len() / 2].to_vec();
@@ -126,7 +126,7 @@ fn reopened_sessions_go_on_to_the_last_bit() {
         assert!(kept >= ids.len() / 2, "{name}");
         let logits = bits(session.prefill(&other[kept..]).unwrap());
         assert!(logits == opened.logits(&other), "{name}");
-        file.append(&other, session.cache()).unwrap();
+        file.append(&other, session.cache(), b"").unwrap();
         drop(file);
         let file = KvFile::open(&path, opened.fingerprint).unwrap();
         assert_eq!((file.ids(), file.rows()), (&other[..], other.len()));
@@ -162,7 +162,12 @@ fn settings_and_models_have_fingerprints_of_their_own() {
     let mut seen = Vec::new();
     for (name, options) in settings() {
         let opened = Opened::new(name, options);
-        let again = Fingerprint::of(&opened.fixture.shards, &opened.fixture.config, &options);
+        let again = Fingerprint::of(
+            &opened.fixture.shards,
+            &opened.fixture.config,
+            &options,
+            None,
+        );
         assert_eq!(again.unwrap(), opened.fingerprint, "{name}");
         assert!(!seen.contains(&opened.fingerprint.name()), "{name}");
         seen.push(opened.fingerprint.name());
@@ -181,7 +186,7 @@ fn caches_that_do_not_fit_are_refused() {
     let mut file = KvFile::open(&dir.path().join("a.kv"), opened.fingerprint).unwrap();
     let mut session = opened.session();
     session.prefill(&[1, 2, 3]).unwrap();
-    file.append(&[1, 2, 3], session.cache()).unwrap();
+    file.append(&[1, 2, 3], session.cache(), b"").unwrap();
     let cache = || file.read(3).unwrap().unwrap();
     let refused =
         |session: &mut Session, ids: &[u32]| session.restore(ids.to_vec(), cache()).unwrap_err();
@@ -263,7 +268,7 @@ fn saves_until_it_is_killed() {
         let fed = &history[..history.len() - 1];
         let kept = session.reuse(fed);
         session.prefill(&fed[kept..]).unwrap();
-        file.append(&history, session.cache()).unwrap();
+        file.append(&history, session.cache(), b"").unwrap();
         println!("\nsaved {turn}");
     }
 }

@@ -3,7 +3,7 @@
 use super::Session;
 use crate::config::Config;
 use crate::model::error::ModelError;
-use crate::model::kv::KvCache;
+use crate::model::kv::{KvCache, Rows};
 
 /// Whether the model was made for a context of `tokens` tokens.
 ///
@@ -70,7 +70,12 @@ impl Session<'_> {
             let what = "it has other layers, or rows of other widths";
             return Err(ModelError::Cache { what });
         }
-        if cache.rows().any(|rows| rows.len() != ids.len()) {
+        let shape = cache.shape();
+        let fits = |(rows, (_, ahead)): (&Rows, (usize, usize))| match ahead {
+            0 => rows.len() == ids.len(),
+            _ => rows.len() <= ids.len(),
+        };
+        if !cache.rows().zip(shape.lists()).all(fits) {
             let what = "a layer has more or fewer rows than there are tokens";
             return Err(ModelError::Cache { what });
         }
