@@ -8,12 +8,15 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+mod generation;
 mod keys;
 mod schedule;
 #[cfg(test)]
 mod tests;
 
+pub use generation::Generation;
 use keys::Keys;
+pub(crate) use keys::read_object;
 
 /// What can be wrong with `config.json` or `generation_config.json`.
 #[derive(Debug, thiserror::Error)]

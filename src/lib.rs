@@ -4,6 +4,7 @@
 //! Dependencies point one way: `cli` -> `model` -> `stream` -> `shards` -> `colibri-ring`. `quant` and
 //! `pool` are leaves; `weight` joins `quant` and `shards`.
 
+pub mod chat;
 pub mod config;
 pub mod convert;
 pub mod generate;
@@ -21,6 +22,7 @@ pub mod simulate;
 pub mod stage;
 pub mod stream;
 pub mod synth;
+pub mod template;
 pub mod tokenizer;
 pub mod verify;
 pub mod weight;

@@ -1,6 +1,9 @@
 //! Choosing the next token from logits.
+//!
+//! In this order: repetition penalty, temperature, top-k, top-p, min-p. Each later one sees what the earlier ones left.
 
 use std::cmp::Ordering;
+use std::collections::{HashMap, VecDeque};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -14,6 +17,12 @@ pub struct Sampling {
     pub top_p: f32,
     /// Only this many of the likeliest tokens are drawn from; 0 is all.
     pub top_k: usize,
+    /// Only tokens at least this share as likely as the likeliest are drawn from; 0 is all.
+    pub min_p: f32,
+    /// Positive logits of tokens that were there already are divided by it, others multiplied; 1 changes nothing. Above 0.
+    pub repetition_penalty: f32,
+    /// How many of the last tokens, prompt included, count as being there already; 0 is all.
+    pub repetition_window: usize,
     /// The same seed draws the same tokens from the same logits.
     pub seed: u64,
 }
@@ -24,6 +33,9 @@ impl Default for Sampling {
             temperature: 0.0,
             top_p: 1.0,
             top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            repetition_window: 64,
             seed: 0,
         }
     }
@@ -43,6 +55,9 @@ pub struct Sampler {
     sampling: Sampling,
     // Its stream is specified, so a seed means the same on every machine and in every later version.
     random: ChaCha8Rng,
+    recent: Recent,
+    /// Logits [vocabulary] after the penalty; kept for its memory.
+    penalised: Vec<f32>,
 }
 
 impl Sampler {
@@ -51,14 +66,39 @@ impl Sampler {
         Sampler {
             sampling,
             random: ChaCha8Rng::seed_from_u64(sampling.seed),
+            recent: Recent::new(sampling.repetition_window),
+            penalised: Vec::new(),
         }
     }
 
-    /// The next token for `logits` [vocabulary]. A NaN counts as impossible.
+    /// Takes note of tokens that are in the context and were not drawn here: a prompt. In the order of the context.
+    pub fn observe(&mut self, ids: &[u32]) {
+        // What nobody looks at is not kept.
+        if self.sampling.repetition_penalty != 1.0 {
+            ids.iter().for_each(|&id| self.recent.push(id));
+        }
+    }
+
+    /// The next token for `logits` [vocabulary], of which note is taken. A NaN counts as impossible.
     ///
     /// # Errors
     /// [`SampleError::NoLogit`] when every token is impossible.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
+        let penalty = self.sampling.repetition_penalty;
+        if penalty == 1.0 {
+            return self.draw(logits);
+        }
+        let mut penalised = std::mem::take(&mut self.penalised);
+        penalised.clear();
+        penalised.extend_from_slice(logits);
+        self.recent.penalise(penalty, &mut penalised);
+        let drawn = self.draw(&penalised);
+        self.penalised = penalised;
+        drawn.inspect(|&id| self.recent.push(id))
+    }
+
+    /// By temperature, top-k, top-p and min-p.
+    fn draw(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         let best = argmax(logits).ok_or(SampleError::NoLogit(logits.len()))?;
         let max = f64::from(logits[best as usize]);
         // No division by a temperature of 0, and infinity minus infinity is no weight.
@@ -81,6 +121,55 @@ impl Sampler {
     /// Uniform in [0, 1), with 53 random bits.
     fn unit(&mut self) -> f64 {
         (self.random.next_u64() >> 11) as f64 * (-53f64).exp2()
+    }
+}
+
+/// The tokens that a repetition penalty is for: the last `window` of a context, or all of them if that is 0.
+#[derive(Clone, Debug)]
+struct Recent {
+    window: usize,
+    /// Empty without a window: then nothing is ever forgotten.
+    order: VecDeque<u32>,
+    counts: HashMap<u32, usize>,
+}
+
+impl Recent {
+    fn new(window: usize) -> Recent {
+        Recent {
+            window,
+            order: VecDeque::new(),
+            counts: HashMap::new(),
+        }
+    }
+
+    fn push(&mut self, id: u32) {
+        *self.counts.entry(id).or_default() += 1;
+        if self.window == 0 {
+            return;
+        }
+        self.order.push_back(id);
+        if self.order.len() > self.window
+            && let Some(old) = self.order.pop_front()
+            && let Some(count) = self.counts.get_mut(&old)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&old);
+            }
+        }
+    }
+
+    /// However often a token was there, it is penalised once.
+    fn penalise(&self, penalty: f32, logits: &mut [f32]) {
+        for &id in self.counts.keys() {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit = if *logit > 0.0 {
+                    *logit / penalty
+                } else {
+                    *logit * penalty
+                };
+            }
+        }
     }
 }
 
@@ -136,6 +225,11 @@ fn candidates(logits: &[f32], max: f64, sampling: &Sampling) -> Vec<(u32, f64)> 
         });
         candidates.truncate(kept.map_or(candidates.len(), |last| last + 1));
     }
+    if sampling.min_p > 0.0 {
+        // The likeliest has the weight 1 and is the first, so that it always stays.
+        let least = f64::from(sampling.min_p.min(1.0));
+        candidates.truncate(candidates.partition_point(|(_, weight)| *weight >= least));
+    }
     candidates
 }
 
@@ -151,6 +245,7 @@ mod tests {
             top_p,
             top_k,
             seed,
+            ..Sampling::default()
         })
     }
 
@@ -227,6 +322,129 @@ mod tests {
     }
 
     #[test]
+    fn min_p_cuts_relative_to_the_likeliest() {
+        // Probabilities 0.5, 0.25, 0.125, 0.125.
+        let logits = [2f32.ln(), 0.0, -(2f32.ln()), -(2f32.ln())].map(|l| l - 7.0);
+        let draws = 20_000;
+        let seen = |sampling: Sampling| frequencies(Sampler::new(sampling), &logits, draws);
+        let sampling = Sampling {
+            temperature: 1.0,
+            min_p: 0.4,
+            ..Sampling::default()
+        };
+        let cut = seen(sampling);
+        assert!(close(cut[0], 2.0 / 3.0, draws) && close(cut[1], 1.0 / 3.0, draws));
+        assert_eq!(cut[2..], [0.0, 0.0]);
+        // 0.125 is a quarter of 0.5, and stays.
+        let all = seen(Sampling {
+            min_p: 0.24,
+            ..sampling
+        });
+        assert!(close(all[3], 0.125, draws));
+        let only = seen(Sampling {
+            min_p: 1.0,
+            ..sampling
+        });
+        assert_eq!(only, [1.0, 0.0, 0.0, 0.0]);
+        // At temperature 2 the ratios are roots: 0.125 is half as likely as 0.5.
+        let warm = seen(Sampling {
+            temperature: 2.0,
+            min_p: 0.49,
+            ..sampling
+        });
+        assert!(warm[3] > 0.0);
+        // Top-p leaves the first two, and then 0.25 is half as likely as 0.5.
+        let both = seen(Sampling {
+            top_p: 0.7,
+            min_p: 0.51,
+            ..sampling
+        });
+        assert_eq!(both, [1.0, 0.0, 0.0, 0.0]);
+    }
+
+    fn penalised(penalty: f32, window: usize) -> Sampler {
+        Sampler::new(Sampling {
+            repetition_penalty: penalty,
+            repetition_window: window,
+            ..Sampling::default()
+        })
+    }
+
+    #[test]
+    fn a_penalty_divides_positive_logits_and_multiplies_others() {
+        let logits = [3.0f32, 2.0, 1.0, -1.0];
+        let mut sampler = penalised(2.0, 0);
+        // 3, then 2 against 3 / 2, then 3 / 2 against 2 / 2 and 1: greedy, and each token is penalised once.
+        let drawn: Vec<u32> = (0..5).map(|_| sampler.sample(&logits).unwrap()).collect();
+        assert_eq!(drawn, [0, 1, 0, 0, 0]);
+        let mut sampler = penalised(4.0, 0);
+        let drawn: Vec<u32> = (0..4).map(|_| sampler.sample(&logits).unwrap()).collect();
+        assert_eq!(drawn, [0, 1, 2, 0]);
+        // A negative logit moves away from 0.
+        let mut sampler = penalised(2.0, 0);
+        sampler.observe(&[0]);
+        assert_eq!(sampler.sample(&[-1.0, -1.5]), Ok(1));
+        // A penalty below 1 rewards.
+        let mut sampler = penalised(0.5, 0);
+        sampler.observe(&[1]);
+        assert_eq!(sampler.sample(&logits), Ok(1));
+    }
+
+    #[test]
+    fn a_penalty_scales_probabilities_as_the_definition_says() {
+        // ln 4 and ln 2 become ln 2 and ln 1.41: weights 2 and 1.41 beside 1.
+        let logits = [4f32.ln(), 2f32.ln(), 0.0];
+        let draws = 20_000;
+        let mut counts = [0usize; 3];
+        let mut sampler = Sampler::new(Sampling {
+            temperature: 1.0,
+            repetition_penalty: 2.0,
+            repetition_window: 0,
+            seed: 3,
+            ..Sampling::default()
+        });
+        sampler.observe(&[0, 1, 2, 0]);
+        for _ in 0..draws {
+            counts[sampler.sample(&logits).unwrap() as usize] += 1;
+        }
+        let total = 2.0 + 2f64.sqrt() + 1.0;
+        for (count, weight) in counts.iter().zip([2.0, 2f64.sqrt(), 1.0]) {
+            assert!(close(*count as f64 / draws as f64, weight / total, draws));
+        }
+    }
+
+    #[test]
+    fn a_window_forgets() {
+        let logits = [3.0f32, 2.0, 1.0];
+        let mut sampler = penalised(10.0, 1);
+        // Only the token before is penalised.
+        let drawn: Vec<u32> = (0..4).map(|_| sampler.sample(&logits).unwrap()).collect();
+        assert_eq!(drawn, [0, 1, 0, 1]);
+        let mut sampler = penalised(10.0, 2);
+        sampler.observe(&[0, 0, 1, 2]);
+        assert_eq!(sampler.sample(&logits), Ok(0));
+        // Ids outside the vocabulary have no logit to change.
+        sampler.observe(&[u32::MAX]);
+        assert!(sampler.sample(&logits).is_ok());
+    }
+
+    #[test]
+    fn a_penalty_that_makes_infinities_is_safe() {
+        for penalty in [f32::MIN_POSITIVE, f32::MAX] {
+            for temperature in [0.0, 1.0] {
+                let mut sampler = Sampler::new(Sampling {
+                    temperature,
+                    repetition_penalty: penalty,
+                    ..Sampling::default()
+                });
+                for _ in 0..8 {
+                    assert!(sampler.sample(&[1e30, -1e30, 0.0]).is_ok());
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_seed_repeats_and_another_differs() {
         let logits: Vec<f32> = (0..100).map(|i| (i % 7) as f32 * 0.1).collect();
         let draw = |seed| -> Vec<u32> {
@@ -261,9 +479,10 @@ mod tests {
             temperature in 0f32..3.0,
             top_p in 0.01f32..=1.0,
             top_k in 0usize..20,
+            min_p in 0f32..=1.0,
             seed: u64,
         ) {
-            let mut sampler = sampler(temperature, top_p, top_k, seed);
+            let mut sampler = Sampler::new(Sampling { temperature, top_p, top_k, min_p, seed, ..Sampling::default() });
             match sampler.sample(&logits) {
                 Ok(id) => {
                     let chosen = logits[id as usize];

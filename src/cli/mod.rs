@@ -1,15 +1,17 @@
 //! The command line: argument parsing and printing only, one file a subcommand.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 mod args;
+mod chat;
 mod convert;
 mod decode;
 mod doctor;
+mod environment;
 mod inspect;
 mod interrupt;
 mod kv;
@@ -20,12 +22,16 @@ mod plan;
 mod printer;
 mod profile;
 mod progress;
+mod prompt;
 mod report;
+mod sampling;
 mod score;
 mod simulate;
 mod size;
 mod stats;
 mod synth;
+mod template;
+mod terminal;
 
 /// Runs mixture-of-experts language models far larger than memory, their experts streamed from SSD through io_uring.
 #[derive(Debug, Parser)]
@@ -45,6 +51,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Decode(Box<decode::DecodeArgs>),
+    Chat(Box<chat::ChatArgs>),
     Score(Box<score::ScoreArgs>),
     Profile(profile::ProfileArgs),
     Mirror(mirror::MirrorArgs),
@@ -58,10 +65,11 @@ enum Command {
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = environment::parse(Cli::command(), std::env::args_os().collect());
     log_to_stderr(cli.verbose);
     let outcome = match cli.command {
         Command::Decode(args) => decode::run(&args),
+        Command::Chat(args) => chat::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Mirror(args) => mirror::run(&args),
@@ -98,7 +106,7 @@ fn log_to_stderr(verbose: u8) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
+        .with_ansi(terminal::styled(&io::stderr()))
         .with_target(false)
         .without_time()
         // Lines that cannot be written are lost; reporting that on the same stderr would panic.

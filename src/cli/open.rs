@@ -1,5 +1,7 @@
 //! From a directory to a model that runs: shards, config, memory plan, resident weights, expert store.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
@@ -224,13 +226,18 @@ impl Opened {
     /// ends the process.
     pub fn session(&self, store: ExpertStore) -> anyhow::Result<Session<'_>> {
         let stop = interrupt::install().context("cannot handle Ctrl-C")?;
+        Ok(self.session_until(store, stop))
+    }
+
+    /// An empty context, of which a call soon ends when `stop` becomes true.
+    pub fn session_until(&self, store: ExpertStore, stop: Arc<AtomicBool>) -> Session<'_> {
         let options = SessionOptions {
             stop: Some(stop),
             scratch_bytes: self.scratch_bytes,
             slice: self.slice,
             round_experts: self.round_experts,
         };
-        Ok(Session::new(&self.model, store, &self.pool, options))
+        Session::new(&self.model, store, &self.pool, options)
     }
 }
 
