@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_uring::generate::Finish;
-use colibri_uring::kv_file::{Fingerprint, KvFile};
+use colibri_uring::kv_file::{Fingerprint, KvFile, KvFileError};
 use colibri_uring::model::{Session, reusable};
 use serde::Serialize;
 
@@ -48,76 +48,52 @@ pub struct KvStats {
 #[derive(Debug)]
 pub struct Kept {
     file: KvFile,
-    dropped: usize,
     restoring: Duration,
     saving: Duration,
 }
 
 impl Kept {
-    /// Opens the file, or makes it.
-    pub fn open(path: &Path, reset: bool, fingerprint: Fingerprint) -> anyhow::Result<Kept> {
+    /// Opens the file, or makes it; with `reset` one that is begun anew.
+    pub fn open(path: &Path, reset: bool, fingerprint: Fingerprint) -> Result<Kept, KvFileError> {
         let file = match reset {
             true => KvFile::reset(path, fingerprint),
             false => KvFile::open(path, fingerprint),
         }?;
         Ok(Kept {
             file,
-            dropped: 0,
             restoring: Duration::ZERO,
             saving: Duration::ZERO,
         })
     }
 
-    /// All tokens of the conversation so far.
-    pub fn ids(&self) -> &[u32] {
-        self.file.ids()
+    /// The file.
+    pub fn file(&self) -> &KvFile {
+        &self.file
     }
 
-    /// How many tokens of `prompt` need not be computed.
-    pub fn reusable(&self, prompt: &[u32]) -> usize {
-        reusable(self.file.ids(), prompt).min(self.file.rows())
+    /// Forgets what is in the file, at once.
+    pub fn clear(&mut self) -> anyhow::Result<()> {
+        Ok(self.file.clear()?)
     }
 
-    /// Brings what `prompt` has in common with the file into `session`, and says how many tokens that are.
-    pub fn restore(&mut self, session: &mut Session, prompt: &[u32]) -> anyhow::Result<usize> {
+    /// Brings the first `tokens` tokens of the file into `session`.
+    pub fn restore(&mut self, session: &mut Session, tokens: usize) -> anyhow::Result<()> {
         let start = Instant::now();
-        let kept = self.reusable(prompt);
-        if let Some(cache) = self.file.read(kept)? {
+        if let Some(cache) = self.file.read(tokens)? {
             session
-                .restore(prompt[..kept].to_vec(), cache)
+                .restore(self.file.ids()[..tokens].to_vec(), cache)
                 .with_context(|| format!("cannot go on with {}", self.file.path().display()))?;
         }
         self.restoring += start.elapsed();
-        let known = self.file.ids();
-        let common = known.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        self.dropped = known.len() - common;
-        if self.dropped > common {
-            tracing::warn!(
-                "the prompt has only {common} of the {} tokens in {}: the others are dropped from it (--kv-append goes on \
-                 with them instead)",
-                known.len(),
-                self.file.path().display()
-            );
-        }
-        Ok(kept)
+        Ok(())
     }
 
-    /// Saves the turn, after which the text is `history`.
-    pub fn save(&mut self, session: &Session, history: &[u32]) -> anyhow::Result<()> {
+    /// Saves the text `history`, whose beginning `session` has computed, with a `note`.
+    pub fn save(&mut self, session: &Session, history: &[u32], note: &[u8]) -> anyhow::Result<()> {
         let start = Instant::now();
-        let saved = self.file.append(history, session.cache(), b"");
+        let saved = self.file.append(history, session.cache(), note);
         self.saving += start.elapsed();
         Ok(saved?)
-    }
-
-    /// What all that has cost.
-    pub fn stats(&self) -> KvStats {
-        KvStats {
-            dropped_tokens: self.dropped as u64,
-            file_bytes: self.file.bytes(),
-            restore_seconds: self.restoring.as_secs_f64(),
-            save_seconds: self.saving.as_secs_f64(),
-        }
     }
 }
 
@@ -126,6 +102,8 @@ impl Kept {
 pub struct Turn {
     kept: Kept,
     append: bool,
+    /// Tokens of the file that the text no longer has.
+    dropped: usize,
 }
 
 impl Turn {
@@ -140,30 +118,46 @@ impl Turn {
         Ok(Some(Turn {
             kept: Kept::open(path, args.kv_reset, fingerprint()?)?,
             append: args.kv_append,
+            dropped: 0,
         }))
     }
 
     /// Whether a prompt comes after a text that is there.
     pub fn goes_on(&self) -> bool {
-        self.append && !self.kept.ids().is_empty()
+        self.append && !self.kept.file.ids().is_empty()
     }
 
     /// The whole text that `prompt` stands for.
     pub fn text(&self, prompt: Vec<u32>) -> Vec<u32> {
         match self.append {
-            true => [self.kept.ids(), &prompt].concat(),
+            true => [self.kept.file.ids(), &prompt].concat(),
             false => prompt,
         }
     }
 
-    /// As [`Kept::reusable`].
+    /// How many tokens of `prompt` need not be computed.
     pub fn reusable(&self, prompt: &[u32]) -> usize {
-        self.kept.reusable(prompt)
+        let file = &self.kept.file;
+        reusable(file.ids(), prompt).min(file.rows())
     }
 
-    /// As [`Kept::restore`].
+    /// Brings what `prompt` has in common with the file into `session`, and says how many tokens that are.
     pub fn restore(&mut self, session: &mut Session, prompt: &[u32]) -> anyhow::Result<usize> {
-        self.kept.restore(session, prompt)
+        let reused = self.reusable(prompt);
+        self.kept.restore(session, reused)?;
+        let file = &self.kept.file;
+        let known = file.ids();
+        let common = known.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        self.dropped = known.len() - common;
+        if self.dropped > common {
+            tracing::warn!(
+                "the prompt has only {common} of the {} tokens in {}: the others are dropped from it (--kv-append goes on \
+                 with them instead)",
+                known.len(),
+                file.path().display()
+            );
+        }
+        Ok(reused)
     }
 
     /// Saves what there is after `prompt` was continued with `new`, also when that was interrupted.
@@ -178,14 +172,19 @@ impl Turn {
             // Whoever gives an unfinished addition again would have it twice. A whole text is worth what was computed of it.
             return match self.append {
                 true => Ok(()),
-                false => self.kept.save(session, session.ids()),
+                false => self.kept.save(session, session.ids(), b""),
             };
         }
-        self.kept.save(session, &[prompt, new].concat())
+        self.kept.save(session, &[prompt, new].concat(), b"")
     }
 
-    /// As [`Kept::stats`].
+    /// What all that has cost.
     pub fn stats(&self) -> KvStats {
-        self.kept.stats()
+        KvStats {
+            dropped_tokens: self.dropped as u64,
+            file_bytes: self.kept.file.bytes(),
+            restore_seconds: self.kept.restoring.as_secs_f64(),
+            save_seconds: self.kept.saving.as_secs_f64(),
+        }
     }
 }

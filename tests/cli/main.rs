@@ -13,6 +13,7 @@ mod hostile_shards;
 mod hostile_text;
 mod identical;
 mod kv;
+mod kv_chat;
 mod kv_refused;
 mod long;
 mod lookahead;
