@@ -297,6 +297,7 @@ impl Target {
                     bytes: u64::MAX,
                     reads: run.queue_depth,
                 },
+                search: None,
                 chunk_bytes: slab_bytes,
                 batch_bytes: 0,
             },

@@ -5,11 +5,13 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, context};
 use serde::{Deserialize, Serialize};
+use watch::Limits;
 
 use crate::config::ConfigError;
 use crate::tokenizer::{Settings, TemplateSource};
@@ -17,6 +19,7 @@ use crate::tokenizer::{Settings, TemplateSource};
 mod json;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 /// Why a chat template cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -118,10 +121,16 @@ const FILE: &str = "chat_template.jinja";
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 /// Nested calls; templates call macros from macros, no deeper.
 const MAX_RECURSION: usize = 64;
-/// Steps for any conversation. A step is an instruction or 64 bytes of text, so that this is a fraction of a second, and 64 MiB.
-const FUEL: u64 = 1 << 20;
+/// Steps for any conversation. A step is an instruction or 64 bytes of text, so that this is a fraction of a second, and 32 MiB.
+const FUEL: u64 = 1 << 19;
 /// Steps more for each message: templates that look through all messages for each take this for thousands of them.
 const FUEL_PER_MESSAGE: u64 = 1 << 12;
+
+/// For what fuel does not bound. The memory is that of the process, which may be doing something else.
+const LIMITS: Limits = Limits {
+    time: Duration::from_secs(5),
+    memory: 1 << 30,
+};
 
 /// A model's chat template.
 #[derive(Clone, Debug)]
@@ -205,14 +214,25 @@ impl ChatTemplate {
     /// [`TemplateError::Refused`], [`TemplateError::Exhausted`], [`TemplateError::Failed`].
     pub fn render(&self, messages: &[Message]) -> Result<String, TemplateError> {
         let bytes: usize = messages.iter().map(|m| m.content.len()).sum();
+        let limits = Limits {
+            // A megabyte has a second, and each byte may be there in 64 copies.
+            time: LIMITS.time + Duration::from_micros(bytes as u64),
+            memory: LIMITS
+                .memory
+                .saturating_add((bytes as u64).saturating_mul(64)),
+        };
+        let (template, messages) = (self.clone(), messages.to_vec());
+        let rendered = watch::within(limits, move || template.run(&messages, bytes as u64));
+        let path = self.path.clone();
+        rendered.unwrap_or(Err(TemplateError::Exhausted { path }))
+    }
+
+    fn run(&self, messages: &[Message], bytes: u64) -> Result<String, TemplateError> {
         let fuel = FUEL
             .saturating_add(FUEL_PER_MESSAGE.saturating_mul(messages.len() as u64))
-            .saturating_add(bytes as u64);
+            .saturating_add(bytes);
         let environment = environment(fuel);
-        let tokens = self
-            .tokens
-            .iter()
-            .map(|(name, text)| (*name, Value::from(text.as_str())));
+        let tokens = (self.tokens.iter()).map(|(name, text)| (*name, Value::from(text.as_str())));
         let variables =
             (self.variables.iter()).map(|(name, value)| (name.as_str(), Value::from(Serde(value))));
         let named = Value::from_pairs(tokens.chain(variables));

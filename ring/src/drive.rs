@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::window::Search;
+
 /// How much a drive may have at once. The smallest window that keeps it busy is the best: what is at the drive cannot be
 /// overtaken by a more urgent read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub(crate) struct Drive {
     /// Bytes that it read and seconds that it took, the older the less.
     read: f64,
     took: f64,
+    /// Where the window is sought.
+    search: Option<Search>,
 }
 
 impl Drive {
@@ -45,6 +49,11 @@ impl Drive {
             window,
             ..Drive::default()
         }
+    }
+
+    /// From now on its window is sought within `bounds` (bytes, both included) while it works.
+    pub(crate) fn search(&mut self, bounds: (u64, u64)) {
+        self.search = Some(Search::new(self.window.bytes, bounds));
     }
 
     /// Whether it can take a read that may use a `1 / share` of the window.
@@ -65,10 +74,11 @@ impl Drive {
 
     /// It ended a read. Its speed is measured while it has enough to do: with little, every drive is slow.
     pub(crate) fn complete(&mut self, bytes: u64, now: Duration) {
+        let took = now.saturating_sub(self.last).as_secs_f64();
+        let full = !self.has_room(1);
         let busy = self.bytes_in_flight >= self.window.bytes / 4
             || self.reads_in_flight >= self.window.reads.div_ceil(4);
         if busy {
-            let took = now.saturating_sub(self.last).as_secs_f64();
             let keep = (-took / Drive::MEMORY).exp();
             self.read = self.read * keep + bytes as f64;
             self.took = self.took * keep + took;
@@ -76,6 +86,10 @@ impl Drive {
         self.last = now;
         self.reads_in_flight -= 1;
         self.bytes_in_flight -= bytes;
+        if let Some(search) = &mut self.search {
+            search.ended(bytes, took, full);
+            self.window.bytes = search.window();
+        }
     }
 
     /// Bytes a second, if it was measured for a moment. Less if it has not ended a read for longer than that explains.

@@ -135,7 +135,10 @@ impl Engine {
         link: impl FnOnce(Arc<Arena>, Scheduler) -> Result<Box<dyn Link>, EngineError>,
     ) -> Result<Engine, EngineError> {
         let arena = Arc::new(Arena::new(classes)?);
-        let scheduler = Scheduler::new(arena.slabs(), files, options.window);
+        let mut scheduler = Scheduler::new(arena.slabs(), files, options.window);
+        if let Some(bounds) = options.search {
+            scheduler.search_windows(bounds);
+        }
         let free = || Slab {
             state: SlabState::Free,
             layout: None,

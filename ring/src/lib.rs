@@ -27,3 +27,4 @@ pub mod sim;
 mod thread;
 pub mod tokio_read;
 mod uring;
+mod window;

@@ -11,6 +11,8 @@ pub struct Options {
     pub kind: EngineKind,
     /// How much each drive has at once.
     pub window: Window,
+    /// Within which bounds, in bytes, a better window is sought for each drive while it works; `None`: it stays as it is.
+    pub search: Option<(u64, u64)>,
     /// Spans are read in pieces of about this many bytes.
     pub chunk_bytes: u64,
     /// Reads of about this many bytes may be waited for at once, which saves entries into the kernel; 0: every read that ends
@@ -23,6 +25,7 @@ impl Default for Options {
         Options {
             kind: EngineKind::Auto,
             window: Window::default(),
+            search: None,
             chunk_bytes: 2 << 20,
             batch_bytes: 4 << 20,
         }
@@ -30,6 +33,9 @@ impl Default for Options {
 }
 
 impl Options {
+    /// What decoding uses: a few chunks up to a few milliseconds of a fast drive.
+    pub const SEARCH: (u64, u64) = (4 << 20, 16 << 20);
+
     /// Bytes of speculative reads that a drive may have at once, about.
     pub fn speculative_bytes(&self) -> u64 {
         self.window.bytes / Priority::Speculative.share()

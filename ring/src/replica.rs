@@ -175,6 +175,8 @@ pub struct Stats {
     pub enters: u64,
     /// Whether every copy is read with O_DIRECT (still: a file system may refuse the reads themselves).
     pub direct: bool,
+    /// Bytes of each drive's window, as it is now.
+    pub windows: Vec<u64>,
 }
 
 impl Stats {
@@ -184,6 +186,7 @@ impl Stats {
             latency_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("valid bounds"),
             enters: 0,
             direct: false,
+            windows: Vec::new(),
         }
     }
 

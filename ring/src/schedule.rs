@@ -189,6 +189,13 @@ impl Scheduler {
         }
     }
 
+    /// From now on a window is sought for each drive within `bounds` (bytes, both included) while it works.
+    pub fn search_windows(&mut self, bounds: (u64, u64)) {
+        for drive in &mut self.drives {
+            drive.search(bounds);
+        }
+    }
+
     /// Number of drives.
     pub fn drives(&self) -> usize {
         self.drives.len()
@@ -551,6 +558,7 @@ impl Scheduler {
         let direct = self.files.iter().flatten().all(|route| route.direct);
         Stats {
             direct,
+            windows: self.drives.iter().map(|drive| drive.window.bytes).collect(),
             ..self.stats.clone()
         }
     }

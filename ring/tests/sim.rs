@@ -30,10 +30,15 @@ fn copies(drives: usize) -> Files {
 }
 
 fn engine(drives: &[SimDrive], slabs: usize) -> (Engine, Clock) {
-    engine_of(&copies(drives.len()), drives, slabs)
+    engine_of(&copies(drives.len()), drives, slabs, None)
 }
 
-fn engine_of(files: &Files, drives: &[SimDrive], slabs: usize) -> (Engine, Clock) {
+fn engine_of(
+    files: &Files,
+    drives: &[SimDrive],
+    slabs: usize,
+    search: Option<(u64, u64)>,
+) -> (Engine, Clock) {
     let clock = Clock::default();
     let class = Class {
         bytes: SLAB as usize,
@@ -42,7 +47,10 @@ fn engine_of(files: &Files, drives: &[SimDrive], slabs: usize) -> (Engine, Clock
     let engine = Engine::simulated(
         files,
         &[class],
-        Options::default(),
+        Options {
+            search,
+            ..Options::default()
+        },
         drives.to_vec(),
         clock.clone(),
     );
@@ -71,7 +79,7 @@ fn read(engine: &mut Engine, slab: SlabId, priority: Priority, n: u64, bytes: u6
 
 /// Keeps `slabs` reads of `bytes` under way until `total` have ended; MiB/s of virtual time.
 fn bandwidth(drives: &[SimDrive], bytes: u64, slabs: usize, total: u64) -> (f64, Engine) {
-    bandwidth_of(&copies(drives.len()), drives, bytes, slabs, total)
+    bandwidth_of(&copies(drives.len()), drives, bytes, slabs, total, None)
 }
 
 fn bandwidth_of(
@@ -80,8 +88,9 @@ fn bandwidth_of(
     bytes: u64,
     slabs: usize,
     total: u64,
+    search: Option<(u64, u64)>,
 ) -> (f64, Engine) {
-    let (mut engine, clock) = engine_of(files, drives, slabs);
+    let (mut engine, clock) = engine_of(files, drives, slabs, search);
     let mut started = 0;
     for slab in 0..slabs as u32 {
         read(&mut engine, SlabId(slab), Priority::Demand, started, bytes);
@@ -126,6 +135,26 @@ fn copies_on_several_drives_give_their_bandwidths_sum() {
 }
 
 #[test]
+fn each_drive_gets_the_smallest_window_that_keeps_it_busy() {
+    let found = |drives: &[SimDrive], total, search| {
+        let files = copies(drives.len());
+        let (reached, mut engine) = bandwidth_of(&files, drives, 20 * MIB, 9, total, search);
+        (reached, engine.stats().unwrap().windows)
+    };
+    let far = SimDrive::new(7000 * MIB, Duration::from_micros(1500));
+    let both = [far.clone(), drive(1500)];
+    let (fixed, windows) = found(&both, 5000, None);
+    assert_eq!(windows, [8 * MIB; 2]);
+    let (reached, windows) = found(&both, 5000, Some(Options::SEARCH));
+    assert_eq!(windows, [16 * MIB, 4 * MIB]);
+    // The search costs less than what it finds gives.
+    assert!(reached > 1.05 * fixed, "{reached} MiB/s, {fixed} before");
+    // A short run keeps what it began with.
+    let (_, windows) = found(&[far], 20, Some(Options::SEARCH));
+    assert_eq!(windows, [8 * MIB]);
+}
+
+#[test]
 fn a_drive_that_slows_down_loses_its_share() {
     let mut slowing = drive(400);
     slowing.changes = vec![(Duration::from_secs(1), 100 * MIB)];
@@ -155,7 +184,7 @@ fn a_drive_that_fails_is_done_without() {
 fn pinned_shares(drives: &[SimDrive], weights: &[u32]) -> (f64, Vec<f64>) {
     let mut files = copies(drives.len());
     files.pin(weights.to_vec());
-    let (reached, mut engine) = bandwidth_of(&files, drives, 20 * MIB, 9, 400);
+    let (reached, mut engine) = bandwidth_of(&files, drives, 20 * MIB, 9, 400, None);
     let sources = engine.stats().unwrap().sources;
     let total: u64 = sources.iter().map(|s| s.bytes).sum();
     let share = |bytes: u64| bytes as f64 / total as f64;

@@ -190,3 +190,36 @@ fn raw_text_goes_on() {
     let mut empty = Conversation::new(&tokenizer, Format::Raw, None);
     assert!(empty.ask("", 100).is_err());
 }
+
+#[test]
+fn conversations_are_rendered_as_the_reference_renders_them() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat");
+    let expected: Value =
+        serde_json::from_slice(&std::fs::read(dir.join("expected.json")).unwrap()).unwrap();
+    let tokenizer = Tokenizer::load(&dir).unwrap().unwrap();
+    for conversation in expected["chat"]["conversations"].as_array().unwrap() {
+        let mut template = ChatTemplate::load(&dir).unwrap();
+        for (name, value) in conversation["variables"].as_object().unwrap() {
+            template.set(name.clone(), value.clone());
+        }
+        let said = conversation["messages"].as_array().unwrap().iter();
+        let messages: Vec<Message> = said
+            .map(|message| {
+                let role = match message["role"].as_str().unwrap() {
+                    "system" => Role::System,
+                    "user" => Role::User,
+                    _ => Role::Assistant,
+                };
+                Message::new(role, message["content"].as_str().unwrap())
+            })
+            .collect();
+        let text = template.render(&messages).unwrap();
+        assert_eq!(text, conversation["text"].as_str().unwrap());
+        // The same step by step, where nothing is answered in between.
+        let mut chat = Conversation::new(&tokenizer, Format::Template(Box::new(template)), None);
+        chat.messages = messages;
+        let last = chat.messages.pop().unwrap();
+        let turn = chat.ask(&last.content, 1000).unwrap();
+        assert_eq!(json!(turn.ids), conversation["ids"]);
+    }
+}

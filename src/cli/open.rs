@@ -122,6 +122,7 @@ impl Indexed {
             lookahead: args.lookahead.into(),
             engine: Options {
                 kind: args.engine.into(),
+                search: Some(Options::SEARCH),
                 ..Options::default()
             },
         };
@@ -276,6 +277,7 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
         let latency = &reads.latency_us;
         stats.direct = reads.direct;
         stats.ring_enters = reads.enters;
+        stats.window_bytes = reads.windows.clone();
         stats.expert_bytes_read = reads.sources.iter().map(|source| source.bytes).sum();
         stats.latency_us = Latency {
             p50: latency.value_at_quantile(0.5),

@@ -53,6 +53,8 @@ pub struct EngineStats {
     /// The early looks at routers, by layer.
     pub lookahead: Vec<Foreseen>,
     pub ring_enters: u64,
+    /// The window of each drive at the end: it is sought while the drive works.
+    pub window_bytes: Vec<u64>,
     pub replicas: Vec<Replica>,
     pub latency_us: Latency,
 }

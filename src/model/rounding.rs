@@ -92,7 +92,7 @@ fn round_one(
         buf.copy_from_slice(&from[at as usize..][..buf.len()]);
         Ok::<_, Infallible>(())
     };
-    quantise(pool, rows, packing, &copy, blocks, made).map_err(|e| match e {
+    quantise(pool, rows, packing, copy, blocks, made).map_err(|e| match e {
         RowsError::Read(never) => match never {},
         RowsError::NotFinite(found) => found,
     })

@@ -150,3 +150,50 @@ proptest! {
         prop_assert_eq!(streamed(&tokenizer, &ids), tokenizer.decode(&ids).unwrap());
     }
 }
+
+/// The tokenizer of a fixture for many scripts, and texts with the ids that the reference gives them.
+fn many_scripts() -> (Tokenizer, Vec<(String, Vec<u32>)>) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat");
+    let expected: Value =
+        serde_json::from_slice(&std::fs::read(dir.join("expected.json")).unwrap()).unwrap();
+    let texts = expected["chat"]["texts"].as_array().unwrap().iter();
+    let texts = texts.map(|entry| {
+        let ids = serde_json::from_value(entry["ids"].clone()).unwrap();
+        (entry["text"].as_str().unwrap().to_owned(), ids)
+    });
+    (Tokenizer::load(&dir).unwrap().unwrap(), texts.collect())
+}
+
+#[test]
+fn all_scripts_stream_token_by_token() {
+    let (tokenizer, texts) = many_scripts();
+    let mut held_back = 0;
+    for (text, ids) in &texts {
+        assert_eq!(&tokenizer.encode_plain(text).unwrap(), ids);
+        let mut stream = tokenizer.stream();
+        let mut seen = String::new();
+        for (i, id) in ids.iter().enumerate() {
+            let piece = stream.push(*id).unwrap();
+            held_back += usize::from(piece.is_empty());
+            seen += &piece;
+            assert!(text.starts_with(&seen), "{seen:?} of {text:?}");
+            // Were this the end, at most one character would be missing.
+            let mut cut = tokenizer.stream();
+            for id in &ids[..=i] {
+                cut.push(*id).unwrap();
+            }
+            let rest = cut.finish().unwrap();
+            assert!(rest.is_empty() || rest == "\u{fffd}", "{rest:?}");
+        }
+        assert_eq!(seen + &stream.finish().unwrap(), *text);
+    }
+    assert!(held_back > 100, "the texts are split inside of characters");
+}
+
+proptest! {
+    #[test]
+    fn a_large_vocabulary_streams_as_it_decodes(ids in prop::collection::vec(0u32..710, 0..200)) {
+        let (tokenizer, _) = many_scripts();
+        prop_assert_eq!(streamed(&tokenizer, &ids), tokenizer.decode(&ids).unwrap());
+    }
+}

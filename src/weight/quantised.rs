@@ -140,7 +140,7 @@ fn read_one(
         _ => shards.read_part(&stored.tensor, at, buf, Cache::Drop),
     };
     let mut made = Quantised::default();
-    let done = quantise(pool, plan.rows, plan.packing, &read, blocks, &mut made);
+    let done = quantise(pool, plan.rows, plan.packing, read, blocks, &mut made);
     done.map(|()| made).map_err(|e| match e {
         RowsError::Read(e) => e.into(),
         RowsError::NotFinite(source) => WeightError::NotFinite {
@@ -159,7 +159,7 @@ pub fn quantise<E: Send>(
     pool: &Pool,
     source: Rows,
     packing: Packing,
-    read: &(dyn Fn(Piece, u64, &mut [u8]) -> Result<(), E> + Sync),
+    read: impl Fn(Piece, u64, &mut [u8]) -> Result<(), E> + Sync,
     blocks: &Mutex<Vec<Block>>,
     made: &mut Quantised,
 ) -> Result<(), RowsError<E>> {
@@ -178,7 +178,7 @@ pub fn quantise<E: Send>(
         }
         let lock = || blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let mut block = lock().pop().unwrap_or_default();
-        match source.convert(source.block(i), Some(packing), read, &mut block) {
+        match source.convert(source.block(i), Some(packing), &read, &mut block) {
             Ok(()) => {
                 let (codes, scales) = &mut part[0];
                 codes.copy_from_slice(&block.codes);

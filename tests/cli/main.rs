@@ -4,6 +4,7 @@
 mod common;
 
 mod broken;
+mod chat;
 mod child;
 mod convert;
 mod convert_ends;
@@ -18,9 +19,11 @@ mod kv_refused;
 mod long;
 mod lookahead;
 mod plan;
+mod pty;
 mod reference;
 mod sandbox;
 mod simulate;
 mod synth;
+mod text;
 mod usage;
 mod usage_history;

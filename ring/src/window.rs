@@ -1,0 +1,256 @@
+//! Finding the smallest window that keeps a drive busy, while it works.
+//!
+//! What is at a drive cannot be overtaken by a more urgent read, so the window should be no larger than what gives the drive's
+//! bandwidth. Two windows take turns, each for a quarter of a second of full windows; after five turns each, the median of
+//! the ratios decides. Turns, because a drive's speed drifts, and throttles work in slices of a tenth of a second. Halving is
+//! tried before doubling; what was found is doubted again after 64 GiB.
+
+/// Seconds of full windows in a turn.
+const TURN_SECONDS: f64 = 0.25;
+/// Windows' worth of bytes in a turn, at least.
+const TURN_WINDOWS: u64 = 8;
+/// Turns of each window, odd.
+const TURNS: usize = 5;
+/// The part of a larger window's bandwidth that is enough.
+const ENOUGH: f64 = 0.97;
+/// Bytes after which a decision is looked at again.
+const REST: u64 = 64 << 30;
+
+/// What is being found out.
+#[derive(Debug)]
+enum State {
+    /// Whether half of the window is enough.
+    Half,
+    /// Whether twice the window gives more.
+    Double,
+    /// Nothing, for so many bytes.
+    Rest(u64),
+}
+
+/// The search for the window of one drive.
+#[derive(Debug)]
+pub(crate) struct Search {
+    /// The least and the most bytes of a window.
+    bounds: (u64, u64),
+    /// The best so far.
+    best: u64,
+    state: State,
+    /// Whether the other window has its turn.
+    other: bool,
+    /// Bytes since the window has been full without a break: the first window's worth came while it filled.
+    stretch: u64,
+    /// Bytes and seconds of the present turn.
+    bytes: u64,
+    seconds: f64,
+    /// Bytes a second of the first turn of a pair.
+    first: Option<f64>,
+    /// The other window's bandwidth divided by the best one's, for each pair of turns.
+    ratios: Vec<f64>,
+}
+
+impl Search {
+    /// A search that starts with `window` and stays within `bounds`.
+    pub(crate) fn new(window: u64, bounds: (u64, u64)) -> Search {
+        let mut search = Search {
+            bounds,
+            best: window,
+            state: State::Rest(0),
+            other: false,
+            stretch: 0,
+            bytes: 0,
+            seconds: 0.0,
+            first: None,
+            ratios: Vec::with_capacity(TURNS),
+        };
+        search.begin(State::Half);
+        search
+    }
+
+    /// The window to use now.
+    pub(crate) fn window(&self) -> u64 {
+        if self.other {
+            self.candidate()
+        } else {
+            self.best
+        }
+    }
+
+    /// A read of `bytes` ended `took` seconds after the one before it (0 for those that end together), with the window `full` until then.
+    pub(crate) fn ended(&mut self, bytes: u64, took: f64, full: bool) {
+        if let State::Rest(left) = &mut self.state {
+            *left = left.saturating_sub(bytes);
+            if *left == 0 {
+                self.begin(State::Half);
+            }
+            return;
+        }
+        // Of reads that end together the first has emptied a place in the window.
+        if !full && (took > 0.0 || self.stretch == 0) {
+            self.stretch = 0;
+            return;
+        }
+        self.stretch += bytes;
+        if self.stretch <= self.window() {
+            return;
+        }
+        self.bytes += bytes;
+        self.seconds += took;
+        if self.seconds >= TURN_SECONDS && self.bytes >= TURN_WINDOWS * self.window() {
+            self.turn_over(self.bytes as f64 / self.seconds);
+        }
+    }
+
+    fn candidate(&self) -> u64 {
+        match self.state {
+            State::Half => self.best / 2,
+            State::Double => self.best.saturating_mul(2),
+            State::Rest(_) => self.best,
+        }
+    }
+
+    fn begin(&mut self, state: State) {
+        self.state = state;
+        self.ratios.clear();
+        self.first = None;
+        self.other = false;
+        (self.stretch, self.bytes, self.seconds) = (0, 0, 0.0);
+        let (least, most) = self.bounds;
+        if !(least..=most).contains(&self.candidate()) {
+            match self.state {
+                State::Half => self.begin(State::Double),
+                State::Double => self.begin(State::Rest(REST)),
+                State::Rest(_) => {}
+            }
+        }
+    }
+
+    fn turn_over(&mut self, speed: f64) {
+        (self.stretch, self.bytes, self.seconds) = (0, 0, 0.0);
+        let Some(first) = self.first.take() else {
+            self.first = Some(speed);
+            self.other = !self.other;
+            return;
+        };
+        // The second turn of a pair is the first of the next one: a drift meets both windows alike.
+        let ratio = if self.other {
+            speed / first
+        } else {
+            first / speed
+        };
+        self.ratios.push(ratio);
+        if self.ratios.len() == TURNS {
+            self.ratios.sort_by(f64::total_cmp);
+            self.decide(self.ratios[TURNS / 2]);
+        }
+    }
+
+    fn decide(&mut self, ratio: f64) {
+        let candidate = self.candidate();
+        match self.state {
+            State::Half if ratio >= ENOUGH => {
+                self.best = candidate;
+                self.begin(State::Half);
+            }
+            State::Double if ratio * ENOUGH > 1.0 => {
+                self.best = candidate;
+                self.begin(State::Double);
+            }
+            // Half is not enough: perhaps the whole is not, either.
+            State::Half => self.begin(State::Double),
+            State::Double | State::Rest(_) => self.begin(State::Rest(REST)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Keeps a drive busy that reaches `speed(window)` bytes a second, in chunks of 2 MiB, for `bytes` bytes, with a pause after every
+    /// `batch` bytes; each chunk takes up to `noise` longer or shorter.
+    fn settle(
+        speed: impl Fn(u64) -> f64,
+        bytes: u64,
+        batch: u64,
+        noise: f64,
+        random: &mut dyn FnMut() -> f64,
+    ) -> u64 {
+        let mut search = Search::new(8 * MIB, (4 * MIB, 16 * MIB));
+        let mut done = 0;
+        while done < bytes {
+            let window = search.window();
+            let mut left = batch;
+            while left > 0 {
+                let factor = 1.0 + noise * (2.0 * random() - 1.0);
+                let took = 2.0 * MIB as f64 / speed(window) * factor;
+                // What is left when the window is no longer full is not counted.
+                search.ended(2 * MIB, took, left >= window);
+                left -= 2 * MIB;
+            }
+            done += batch;
+        }
+        search.best
+    }
+
+    /// Throughput with a latency that only more bytes at once hide.
+    fn piped(bandwidth: f64, latency: f64) -> impl Fn(u64) -> f64 {
+        move |window| bandwidth.min(window as f64 / latency)
+    }
+
+    #[test]
+    fn the_smallest_window_that_is_enough_is_found() {
+        let random = &mut || 0.5;
+        for (needed, found) in [(1, 4), (4, 4), (5, 8), (8, 8), (10, 16), (40, 16)] {
+            let latency = (needed * MIB) as f64 / 2e9;
+            let best = settle(piped(2e9, latency), 40 << 30, 64 * MIB, 0.0, random);
+            assert_eq!(best, found * MIB, "needs {needed} MiB");
+        }
+    }
+
+    #[test]
+    fn too_little_to_do_decides_nothing() {
+        let best = settle(piped(2e9, 1e-4), 40 << 30, 6 * MIB, 0.0, &mut || 0.5);
+        assert_eq!(best, 8 * MIB);
+    }
+
+    #[test]
+    fn what_was_found_is_doubted_later() {
+        let now = std::cell::Cell::new(0u64);
+        let speed = |window: u64| {
+            now.set(now.get() + 2 * MIB);
+            let needed = if now.get() < 20 << 30 { MIB } else { 8 * MIB };
+            2e9 * (window as f64 / needed as f64).min(1.0)
+        };
+        let best = settle(speed, 120 << 30, 64 * MIB, 0.0, &mut || 0.5);
+        assert_eq!(best, 8 * MIB);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+
+        #[test]
+        fn noise_costs_no_bandwidth(seed: u64, needed in 1u64..14, drift in 0.0f64..0.5) {
+            let mut state = seed | 1;
+            let mut random = move || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 11) as f64 * (-53f64).exp2()
+            };
+            let chunks = std::cell::Cell::new(0u64);
+            let steady = piped(2e9, (needed * MIB) as f64 / 2e9);
+            // The drive gets slower and faster in waves of some seconds.
+            let speed = |window| {
+                chunks.set(chunks.get() + 1);
+                steady(window) * (1.0 + drift * (chunks.get() as f64 / 5000.0).sin())
+            };
+            let best = settle(speed, 40 << 30, 64 * MIB, 0.3, &mut random);
+            prop_assert!(steady(best) >= 0.9 * steady(16 * MIB), "{best} of {needed}");
+            prop_assert!(needed > 3 || best == 4 * MIB, "{best} of {needed}");
+        }
+    }
+}
