@@ -95,7 +95,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let before = kept.as_ref().map_or(0, |kept| kept.file().ids().len());
     let context = match args.context {
         None => max.min(DEFAULT_CONTEXT.max(before.saturating_add(PREFILL))),
-        Some(n) if n <= before => bail!(
+        Some(n) if before > 0 && n <= before => bail!(
             "--context {n} is too little for the conversation that is kept, which has {before} tokens: give more, another --kv, \
              --no-kv, or --kv-reset"
         ),

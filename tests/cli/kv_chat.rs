@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::child::{error_of, finish, on_model, stderr};
 use crate::common::Saved;
 use crate::kv::Talk;
+use crate::pty::Terminal;
 
 /// A model that says the same to the same, in so many tokens.
 fn chat(talk: &Talk, args: &[&str]) -> Command {
@@ -139,4 +140,45 @@ fn scripts_keep_nothing_unasked() {
         assert!(!stderr(&output).contains("going on"));
     }
     assert_eq!(std::fs::read_dir(state.path()).unwrap().count(), 0);
+}
+
+/// A person who asks for nothing finds the conversation again, in the state directory.
+#[test]
+fn at_a_terminal_it_is_kept_unasked() {
+    let state = tempfile::tempdir().unwrap();
+    let start = || {
+        let model = Saved::named("tiny-text");
+        let mut command = on_model("chat", &model.dirs, &["--raw", "-n", "3"]);
+        command.env_remove("COLIBRI_NO_KV");
+        command.env("XDG_STATE_HOME", state.path());
+        command.env("TERM", "xterm").env("HOME", state.path());
+        Terminal::start(command)
+    };
+    let mut terminal = start();
+    terminal.expect("> ");
+    terminal.write("The hummingbird\r");
+    terminal.expect("[3 tokens, ");
+    terminal.expect("> ");
+    // Another one at the same time does without.
+    let mut second = start();
+    second.expect("the conversation is not kept");
+    second.expect("> ");
+    second.write("\u{4}");
+    assert_eq!(second.end().code(), Some(0));
+    terminal.write("\u{4}");
+    assert_eq!(terminal.end().code(), Some(0));
+    let files = || {
+        let names = std::fs::read_dir(state.path().join("colibri-uring")).unwrap();
+        let paths = names.map(|entry| entry.unwrap().path());
+        paths
+            .filter(|path| path.extension().is_some_and(|e| e == "kv"))
+            .count()
+    };
+    assert_eq!(files(), 1);
+    let mut terminal = start();
+    terminal.expect("going on with a conversation of 2 messages");
+    terminal.expect("> ");
+    terminal.write("\u{4}");
+    assert_eq!(terminal.end().code(), Some(0));
+    assert_eq!(files(), 1);
 }
