@@ -35,11 +35,13 @@ pub struct Fingerprint {
     pub(super) dsa: u8,
     /// 1 for activations rounded to int8.
     pub(super) activations: u8,
+    /// Whether the layer for multi-token prediction is used, which has rows too.
+    pub(super) mtp: u8,
 }
 
 impl Fingerprint {
     /// Bytes that one takes in a file.
-    pub const BYTES: usize = 42;
+    pub const BYTES: usize = 43;
 
     /// That of the model in `shards`, as it is computed with `options` and with experts rounded to `round_experts`. Reads up to 2 MiB of every shard.
     ///
@@ -62,6 +64,7 @@ impl Fingerprint {
             dense: packing(options.dense),
             experts: packing(round_experts),
             dsa: u8::from(options.dsa),
+            mtp: u8::from(config.prediction.is_some()),
             activations: match options.activations {
                 Activations::Exact => 0,
                 Activations::Int8 => 1,
@@ -77,6 +80,7 @@ impl Fingerprint {
             self.experts,
             self.dsa.into(),
             self.activations.into(),
+            self.mtp.into(),
         ];
         let settings = crc32fast::hash(&settings.map(u32::to_le_bytes).concat());
         let (config, headers, weights) = (self.config, self.headers, self.weights);
@@ -98,6 +102,7 @@ impl Fingerprint {
                 self.activations == file.activations,
                 "values of --activations",
             ),
+            (self.mtp == file.mtp, "uses of the prediction layer, --mtp,"),
             (
                 self.arithmetic == file.arithmetic,
                 "versions of the program's arithmetic",
@@ -122,7 +127,7 @@ impl Fingerprint {
         put(&self.weights.to_le_bytes());
         put(&self.dense.to_le_bytes());
         put(&self.experts.to_le_bytes());
-        put(&[self.dsa, self.activations]);
+        put(&[self.dsa, self.activations, self.mtp]);
         bytes
     }
 
@@ -140,6 +145,7 @@ impl Fingerprint {
             experts: u32_at(36),
             dsa: bytes[40],
             activations: bytes[41],
+            mtp: bytes[42],
         }
     }
 }
@@ -186,6 +192,8 @@ fn hyperparameters(c: &Config) -> u32 {
         eos_token_ids: _,
         mlp,
         indexer,
+        index_share_for_mtp_iteration: _,
+        prediction: _,
     } = c;
     let mut crc = Hasher::new();
     for number in [
@@ -261,6 +269,7 @@ mod tests {
             experts: 0,
             dsa: 1,
             activations: 0,
+            mtp: 0,
         };
         let bytes = one.to_bytes();
         assert_eq!(Fingerprint::from_bytes(&bytes), one);
@@ -273,7 +282,7 @@ mod tests {
             assert_eq!(other.to_bytes(), changed);
             seen.insert(one.difference(&other).unwrap());
         }
-        assert_eq!(seen.len(), 10);
+        assert_eq!(seen.len(), 11);
         assert_eq!(one.name().len(), 32);
         assert_ne!(Fingerprint { dsa: 0, ..one }.name(), one.name());
     }

@@ -23,6 +23,7 @@ fn fingerprint() -> Fingerprint {
         experts: 0,
         dsa: 1,
         activations: 0,
+        mtp: 0,
     }
 }
 

@@ -111,7 +111,8 @@ pub struct KvShape(pub Vec<LayerWidths>);
 /// The cache of all layers.
 #[derive(Debug)]
 pub struct KvCache {
-    /// By layer.
+    /// By layer. That of the prediction layer comes last, where it is used; it may have fewer rows than the others: row t is known
+    /// when token t + 1 is.
     pub layers: Vec<LayerCache>,
 }
 
@@ -126,6 +127,16 @@ impl KvShape {
                 ]
             })
             .flatten()
+    }
+}
+
+impl LayerCache {
+    /// Forgets all tokens from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.kv.truncate(len);
+        if let Some(keys) = &mut self.index_keys {
+            keys.truncate(len);
+        }
     }
 }
 
@@ -168,12 +179,7 @@ impl KvCache {
 
     /// Forgets all tokens from `len` on, in every layer.
     pub fn truncate(&mut self, len: usize) {
-        for layer in &mut self.layers {
-            layer.kv.truncate(len);
-            if let Some(keys) = &mut layer.index_keys {
-                keys.truncate(len);
-            }
-        }
+        self.layers.iter_mut().for_each(|layer| layer.truncate(len));
     }
 
     /// Bytes in use.

@@ -18,6 +18,7 @@ mod kv_chat;
 mod kv_refused;
 mod long;
 mod lookahead;
+mod mtp;
 mod plan;
 mod pty;
 mod reference;

@@ -47,8 +47,11 @@ impl Session<'_> {
 
     /// Forgets the tokens from `len` on.
     pub fn truncate(&mut self, len: usize) {
-        self.ids.truncate(len);
-        self.cache.truncate(self.ids.len());
+        if len < self.len() {
+            self.ids.truncate(len);
+            self.truncate_drafting();
+            self.cache.truncate(len);
+        }
     }
 
     /// Forgets what a context that begins with `prompt` does not have, and says how many of its tokens are there: the
@@ -83,6 +86,7 @@ impl Session<'_> {
             self.check_ids(&ids)?;
             check_context(&self.model.config, ids.len())?;
         }
+        self.truncate(0);
         (self.ids, self.cache) = (ids, cache);
         Ok(())
     }
