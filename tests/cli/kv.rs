@@ -290,3 +290,28 @@ fn killed_at_any_moment_it_goes_on_from_a_whole_turn() {
         text = [now, ids(&report["token_ids"])].concat();
     }
 }
+
+/// Drafts change no token, and their layer's rows are kept with the others.
+#[test]
+fn drafts_go_on_too() {
+    let model = Saved::named("mtp-agrees");
+    let prompt = list(&model.ids("/prompt_ids"));
+    let whole = [
+        "--prompt-ids",
+        &prompt,
+        "-n",
+        "12",
+        "--mtp",
+        "off",
+        "--json",
+    ];
+    let whole = ids(&json_of(&finish(on_model("decode", &model.dirs, &whole)))["token_ids"]);
+    let talk = Talk::new();
+    let first = ["--prompt-ids", &prompt, "-n", "5", "--mtp", "2"];
+    let mut found = ids(&talk.report(&model, &first)["token_ids"]);
+    let second = talk.report(&model, &["--kv-append", "-n", "7", "--mtp", "2"]);
+    found.extend(ids(&second["token_ids"]));
+    assert_eq!(found[..], whole[..found.len()]);
+    assert!(second["stats"]["mtp"]["drafted"].as_u64().unwrap() > 0);
+    assert!(second["stats"]["reused_tokens"].as_u64().unwrap() > 0);
+}
