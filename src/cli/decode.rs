@@ -44,14 +44,14 @@ pub struct DecodeArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
+    draft: DraftArgs,
+    #[command(flatten)]
     text: PromptArgs,
     /// Put the prompt as a message into the model's own chat template, to be answered
     #[arg(long, conflicts_with_all = ["prompt_ids", "replay", "kv_append"], env = "COLIBRI_CHAT", value_parser = FalseyValueParser::new())]
     chat: bool,
     #[command(flatten)]
     template: TemplateArgs,
-    #[command(flatten)]
-    draft: DraftArgs,
     /// Token ids to continue
     #[arg(long, value_name = "IDS", env = "COLIBRI_PROMPT_IDS")]
     prompt_ids: Option<Ids>,

@@ -104,7 +104,7 @@ fn a_script_gets_answers_and_nothing_else() {
 
 #[test]
 fn a_stop_token_ends_an_answer_and_is_not_fed_again() {
-    let (expected, system, message) = reference();
+    let (_, system, message) = reference();
     let output = fed(
         chat(&["--system", &system, "-n", "40"]),
         &format!("{message}\nHello\n"),
