@@ -4,6 +4,8 @@
 //! tokens, feeds it `turn.rest()`, and tells what was generated. What the context holds may also come from elsewhere, like a saved
 //! one: [`Conversation::hold`].
 
+use serde::{Deserialize, Serialize};
+
 use crate::template::{ChatTemplate, Message, Role, TemplateError};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
@@ -64,6 +66,17 @@ impl Turn {
 struct Spelled {
     text: String,
     ids: Vec<u32>,
+}
+
+/// A conversation as it is kept for another process, beside the ids of its text.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Record {
+    /// Whether there was no template.
+    raw: bool,
+    messages: Vec<Message>,
+    /// The text up to the end of the last answer, and how many ids it has.
+    text: String,
+    tokens: usize,
 }
 
 /// Messages, and what of them a model's context holds.
@@ -127,6 +140,45 @@ impl<'a> Conversation<'a> {
     /// The context holds these ids.
     pub fn hold(&mut self, ids: Vec<u32>) {
         self.held = ids;
+    }
+
+    /// The ids of the text up to the end of the last answer.
+    pub fn ids(&self) -> &[u32] {
+        &self.spelled.ids
+    }
+
+    /// What has to be kept with [`Conversation::ids`], so that [`Conversation::resume`] can go on.
+    pub fn record(&self) -> Record {
+        Record {
+            raw: matches!(self.format, Format::Raw),
+            messages: self.messages.clone(),
+            text: self.spelled.text.clone(),
+            tokens: self.spelled.ids.len(),
+        }
+    }
+
+    /// Goes on with a conversation whose text had these ids, and says whether that is possible: it is not for one of another
+    /// format, of another system message than this one has, or with fewer ids than it had. This one is then as before.
+    pub fn resume(&mut self, record: Record, ids: &[u32]) -> bool {
+        let first = record.messages.first();
+        let system = first.filter(|message| message.role == Role::System);
+        let same_system = match self.system.as_deref() {
+            None => true,
+            Some(given) => system.map_or("", |message| message.content.as_str()) == given,
+        };
+        let known = ids
+            .get(..record.tokens)
+            .filter(|_| same_system && record.raw == matches!(self.format, Format::Raw));
+        let Some(ids) = known else { return false };
+        if self.system.is_none() {
+            self.system = system.map(|message| message.content.clone());
+        }
+        self.spelled = Spelled {
+            text: record.text,
+            ids: ids.to_vec(),
+        };
+        self.messages = record.messages;
+        true
     }
 
     /// Adds a message of the person, which is to be answered or withdrawn before the next one. `context` is the number of tokens

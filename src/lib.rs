@@ -10,6 +10,7 @@ pub mod convert;
 pub mod demo;
 pub mod draft;
 pub mod generate;
+pub mod kv_file;
 pub mod measure;
 pub mod model;
 pub mod plan;

@@ -17,6 +17,7 @@ use colibri_uring::tokenizer::{Tokenizer, check_ids};
 
 use super::args::ModelArgs;
 use super::interrupt::{self, Interrupts};
+use super::kv::Kept;
 use super::open::{self, Indexed, Opened, Tokens};
 use super::printer::Printer;
 use super::progress;
@@ -25,10 +26,12 @@ use super::template::{self, TemplateArgs};
 
 mod command;
 mod input;
+mod kept;
 mod status;
 
 use command::Line;
 use input::{Input, Lines};
+use kept::ChatKvArgs;
 use status::{Counters, Room, say};
 
 /// Talk with a model: each line is a message, and the model remembers the conversation
@@ -36,7 +39,8 @@ use status::{Counters, Room, say};
 #[command(after_help = "Examples:\n  \
     colibri-uring chat --model /models/GLM-5.2 --ram 24GiB --context 16384\n  \
     colibri-uring chat --model DIR --system \"You answer in one sentence.\" --template-var enable_thinking=false\n  \
-    printf 'Hello\\nAnd in French?\\n' | colibri-uring chat --model DIR > answers.txt\n\
+    printf 'Hello\\nAnd in French?\\n' | colibri-uring chat --model DIR > answers.txt\n  \
+    colibri-uring chat --model DIR --kv plans.kv   # goes on with the conversation in that file\n\
 /help in a conversation lists its commands. Lines are kept in ~/.local/state/colibri-uring/history.")]
 pub struct ChatArgs {
     #[command(flatten)]
@@ -54,6 +58,8 @@ pub struct ChatArgs {
     n: Option<usize>,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    kv: ChatKvArgs,
 }
 
 /// Tokens of a conversation where nobody says how many.
@@ -85,8 +91,14 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let sampling = args.sampling.over(Generation::load(dir)?.sampling());
     let indexed = Indexed::open(&args.model)?;
     let max = indexed.config().max_position_embeddings;
+    let mut kept = args.kv.open(|| indexed.fingerprint(&args.model))?;
+    let before = kept.as_ref().map_or(0, |kept| kept.file().ids().len());
     let context = match args.context {
-        None => max.min(DEFAULT_CONTEXT),
+        None => max.min(DEFAULT_CONTEXT.max(before.saturating_add(PREFILL))),
+        Some(n) if before > 0 && n <= before => bail!(
+            "--context {n} is too little for the conversation that is kept, which has {before} tokens: give more, another --kv, \
+             --no-kv, or --kv-reset"
+        ),
         Some(n) if (2..=max).contains(&n) => n,
         Some(n) => bail!(
             "--context {n} is not possible: the model allows 2 to {max} tokens (max_position_embeddings)"
@@ -103,9 +115,14 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let vocab = indexed.config().vocab_size;
     let (opened, store) = indexed.load(&args.model, tokens)?;
     let interrupts = Interrupts::install().context("cannot handle Ctrl-C")?;
-    let session = opened.session_until(store, interrupts.asked.clone());
+    let mut session = opened.session_until(store, interrupts.asked.clone());
+    let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
+    if let Some(kept) = &mut kept {
+        kept::resume(kept, &mut session, &mut conversation)?;
+    }
     let mut chat = Chat {
-        conversation: Conversation::new(&tokenizer, format, args.template.system.clone()),
+        conversation,
+        kept,
         tokenizer: &tokenizer,
         opened: &opened,
         session,
@@ -127,6 +144,8 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
 /// A running conversation.
 struct Chat<'a> {
     conversation: Conversation<'a>,
+    /// Where it is kept.
+    kept: Option<Kept>,
     tokenizer: &'a Tokenizer,
     opened: &'a Opened,
     session: Session<'a>,
@@ -175,6 +194,7 @@ impl Chat<'_> {
                 Line::Stats => self.stats(),
                 Line::Reset => {
                     self.conversation.reset();
+                    kept::forget(&mut self.kept);
                     say("a new conversation");
                 }
                 Line::Unknown(word) => say(&format!(
@@ -301,7 +321,10 @@ impl Chat<'_> {
         };
         match said.is_empty() && generated.finish == Finish::Interrupted {
             true => self.conversation.withdraw(turn, self.session.len()),
-            false => self.conversation.answer(turn, said, self.session.len())?,
+            false => {
+                self.conversation.answer(turn, said, self.session.len())?;
+                kept::keep(&mut self.kept, &self.session, &self.conversation);
+            }
         }
         Ok(())
     }

@@ -21,6 +21,7 @@ use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
 use super::args::{DraftArgs, Ids, ModelArgs};
+use super::kv::{KvArgs, Turn};
 use super::open::{self, Indexed, Tokens};
 use super::output::Output;
 use super::printer::{Printer, nowhere};
@@ -37,7 +38,9 @@ use super::template::{self, TemplateArgs};
     colibri-uring decode --model /models/GLM-5.2 --ram 24GiB -n 64 --prompt \"The hummingbird\"\n  \
     colibri-uring decode --model DIR --prompt-ids 3,14,159 -n 16 --json\n  \
     colibri-uring decode --model DIR --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7\n  \
-    git log --oneline | colibri-uring decode --model DIR --chat --system \"Write release notes.\"")]
+    git log --oneline | colibri-uring decode --model DIR --chat --system \"Write release notes.\"\n  \
+    colibri-uring decode --model DIR --kv talk.kv --prompt-file whole-talk.txt   # computes only what is new in it\n  \
+    colibri-uring decode --model DIR --kv story.kv --kv-append --prompt \" Then\"   # goes on with the story")]
 pub struct DecodeArgs {
     #[command(flatten)]
     pub(super) model: ModelArgs,
@@ -49,7 +52,7 @@ pub struct DecodeArgs {
     #[command(flatten)]
     text: PromptArgs,
     /// Put the prompt as a message into the model's own chat template, to be answered
-    #[arg(long, conflicts_with_all = ["prompt_ids", "replay"], env = "COLIBRI_CHAT", value_parser = FalseyValueParser::new())]
+    #[arg(long, conflicts_with_all = ["prompt_ids", "replay", "kv_append"], env = "COLIBRI_CHAT", value_parser = FalseyValueParser::new())]
     chat: bool,
     #[command(flatten)]
     template: TemplateArgs,
@@ -64,6 +67,8 @@ pub struct DecodeArgs {
     n: Option<usize>,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    kv: KvArgs,
     /// Keep what the routers said in this file, for `simulate --routing`; nothing is drafted then
     #[arg(long, value_name = "FILE", env = "COLIBRI_SAVE_ROUTING")]
     save_routing: Option<PathBuf>,
@@ -129,8 +134,9 @@ struct Input {
 }
 
 impl Input {
-    /// Reads and encodes the prompt. Done before the model is loaded, so that a mistake shows at once.
-    fn read(args: &DecodeArgs) -> anyhow::Result<Input> {
+    /// Reads and encodes the prompt, which may come after a text that is there already. Done before the model is loaded, so
+    /// that a mistake shows at once.
+    fn read(args: &DecodeArgs, after_text: bool) -> anyhow::Result<Input> {
         let dir = &args.model.model[0];
         let tokenizer = Tokenizer::load(dir)?;
         let mut demonstrates = false;
@@ -150,6 +156,9 @@ impl Input {
             );
             let rest = ids.split_off(REPLAY_PROMPT);
             (ids, Some(rest))
+        } else if args.kv.kv_append && !args.text.is_given() {
+            // The text in the file is the prompt.
+            (Vec::new(), None)
         } else {
             // Without a command nobody has meant the standard input for this program.
             let given = if args.demonstrate {
@@ -170,9 +179,11 @@ impl Input {
             let Some(tokenizer) = &tokenizer else {
                 bail!("no tokenizer.json in {}: give --prompt-ids", dir.display());
             };
-            match args.chat {
-                true => (args.message(tokenizer, &text)?, None),
-                false => (prompt::encode(tokenizer, dir, &text)?, None),
+            match (args.chat, after_text) {
+                (true, _) => (args.message(tokenizer, &text)?, None),
+                // What begins a text has no place within one.
+                (false, true) => (tokenizer.encode_plain(&text)?, None),
+                (false, false) => (prompt::encode(tokenizer, dir, &text)?, None),
             }
         };
         Ok(Input {
@@ -253,9 +264,17 @@ impl DecodeArgs {
 /// Loads the model, generates and prints.
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     args.check_chat();
-    let input = Input::read(args)?;
     let drafts = drafts(args);
     let indexed = Indexed::open(&args.model)?.drafting(drafts)?;
+    let mut turn = Turn::open(&args.kv, || indexed.fingerprint(&args.model))?;
+    let mut input = Input::read(args, turn.as_ref().is_some_and(Turn::goes_on))?;
+    if let Some(turn) = &turn {
+        input.prompt = turn.text(input.prompt);
+        ensure!(
+            !input.prompt.is_empty(),
+            "there is nothing to go on with: the file of --kv has no text yet, and no prompt is given"
+        );
+    }
     let config = indexed.config();
     check_ids(&input.prompt, config.vocab_size)?;
     let new = input.new_tokens(args, config)?;
@@ -285,7 +304,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     };
     let tokens = Tokens {
         context: input.prompt.len().saturating_add(new),
-        prompt: input.prompt.len(),
+        prompt: input.prompt.len() - turn.as_ref().map_or(0, |turn| turn.reusable(&input.prompt)),
     };
     let routing = (args.save_routing.as_deref())
         .map(|path| recorder(path, config))
@@ -296,6 +315,10 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         file
     });
     let mut session = opened.session(store)?;
+    let reused = match &mut turn {
+        Some(turn) => turn.restore(&mut session, &input.prompt)?,
+        None => 0,
+    };
     let mut out = if args.json {
         nowhere()
     } else {
@@ -310,7 +333,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     // The last token is never fed.
     let mut drafter = Drafter::new(&mut session, drafts, tokens.context - 1);
     let generated = generate(
-        &input.prompt,
+        &input.prompt[reused..],
         source,
         |ids| {
             let logits = match drafter.feed(ids) {
@@ -327,6 +350,16 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let generated = generated?;
     opened.keep_usage(&mut session);
     printer.finish()?;
+    // What was generated is printed also if it cannot be saved.
+    // Without it the next run drafts less.
+    if turn.is_some()
+        && let Err(error) = session.settle_drafts()
+    {
+        tracing::debug!("the prediction layer is not up to date: {error}");
+    }
+    let saved = turn.as_mut().map_or(Ok(()), |turn| {
+        turn.save(&session, &input.prompt, &generated.ids, generated.finish)
+    });
     if let (Some(file), Some(mut recorder)) = (routing, session.store_mut().take_recorder()) {
         recorder.event(&measured(&prompt_phases, &session, generated.decoded));
         file.keep(recorder.finish())?;
@@ -334,6 +367,9 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let stats = Stats {
         load_seconds: opened.load_seconds(),
         prefill_seconds: generated.prefill.as_secs_f64(),
+        prefilled_tokens: (session.len().min(input.prompt.len()) - reused) as u64,
+        reused_tokens: reused as u64,
+        kv: turn.as_ref().map(Turn::stats),
         decode_seconds: generated.decode.as_secs_f64(),
         tokens_per_second: rate(&generated),
         peak_rss_bytes: peak_rss_bytes(),
@@ -356,6 +392,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     } else {
         summarise(&generated, &stats);
     }
+    saved?;
     Ok(match generated.finish {
         Finish::Interrupted => super::interrupt::exit_code(),
         _ => ExitCode::SUCCESS,
@@ -390,7 +427,7 @@ fn summarise(generated: &Generated, stats: &Stats) {
     let _ = writeln!(
         io::stderr(),
         "[{} tokens, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \
-         {} of experts read by {}{}, {:.0}% were in memory; peak {}{}{}]",
+         {} of experts read by {}{}, {:.0}% were in memory; peak {}{}{}{}]",
         generated.ids.len(),
         stats.tokens_per_second,
         stats.load_seconds,
@@ -406,6 +443,14 @@ fn summarise(generated: &Generated, stats: &Stats) {
             Activations::Exact => "",
             Activations::Int8 => "; activations rounded to int8",
         },
+        stats.kv.map_or_else(String::new, |kv| format!(
+            "; {} tokens reused in {:.2} s, {} computed, saved in {:.2} s: {}",
+            stats.reused_tokens,
+            kv.restore_seconds,
+            stats.prefilled_tokens,
+            kv.save_seconds,
+            human(kv.file_bytes),
+        )),
         match &stats.mtp {
             mtp if mtp.drafted > 0 => format!(
                 "; {} of {} drafts came true, {:.2} tokens a pass",

@@ -15,6 +15,7 @@ mod doctor;
 mod environment;
 mod inspect;
 mod interrupt;
+mod kv;
 mod mirror;
 mod open;
 mod output;
@@ -104,7 +105,11 @@ fn run(mut command: Command) -> anyhow::Result<ExitCode> {
 
 /// What is run when no command is given: something to see, and what to do next.
 fn demonstrate() -> anyhow::Result<ExitCode> {
-    let mut command = Cli::parse_from(["colibri-uring", "decode"]).command;
+    let mut command = environment::parse::<Cli>(
+        Cli::command(),
+        ["colibri-uring", "decode"].map(Into::into).into(),
+    )
+    .command;
     if let Some(Command::Decode(args)) = &mut command {
         args.demonstrate = true;
     }

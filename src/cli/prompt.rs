@@ -30,6 +30,11 @@ pub struct PromptArgs {
 }
 
 impl PromptArgs {
+    /// Whether a flag gives one.
+    pub fn is_given(&self) -> bool {
+        self.prompt.is_some() || self.prompt_file.is_some()
+    }
+
     /// The prompt, or `None` when nothing is given and nobody has redirected the standard input to anything that could hold
     /// one: it is a terminal or `/dev/null`. Ends the program as wrong usage when `--prompt` is not UTF-8, or when the standard input is
     /// empty and was not asked for.

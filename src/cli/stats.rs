@@ -7,11 +7,19 @@ use colibri_uring::quant::Activations;
 use colibri_uring::stream::LayerStats;
 use serde::Serialize;
 
+use super::kv::KvStats;
+
 /// The `stats` object.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stats {
     pub load_seconds: f64,
     pub prefill_seconds: f64,
+    /// Tokens of the prompt that were computed.
+    pub prefilled_tokens: u64,
+    /// Tokens of the prompt that the file of `--kv` had.
+    pub reused_tokens: u64,
+    /// What that file has cost; null without `--kv`.
+    pub kv: Option<KvStats>,
     pub decode_seconds: f64,
     /// Tokens fed one at a time, by the second; 0 when there was none.
     pub tokens_per_second: f64,
