@@ -101,6 +101,13 @@ pub enum IndexerKind {
     Shared,
 }
 
+/// The layer for multi-token prediction, at index `num_hidden_layers`. It has routed experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prediction {
+    /// Whether it has an indexer of its own; without one it attends to all positions.
+    pub indexer: bool,
+}
+
 /// The hyperparameters of a `glm_moe_dsa` model, named as in `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -158,6 +165,11 @@ pub struct Config {
     pub mlp: Vec<MlpKind>,
     /// Indexer of each layer; the first is full.
     pub indexer: Vec<IndexerKind>,
+    /// Whether drafts after the first attend to the positions that the first one chose.
+    pub index_share_for_mtp_iteration: bool,
+    /// The layer for multi-token prediction, where it is used. `config.json` alone does not decide that:
+    /// see [`crate::model::prediction`].
+    pub prediction: Option<Prediction>,
 }
 
 const MAX_WIDTH: u64 = 1 << 20;
@@ -272,6 +284,8 @@ impl Config {
             eos_token_ids: eos_token_ids(&keys, generation)?,
             mlp: schedule::mlp_kinds(&keys, num_hidden_layers)?,
             indexer: schedule::indexer_kinds(&keys, num_hidden_layers)?,
+            index_share_for_mtp_iteration: keys.bool("index_share_for_mtp_iteration", false)?,
+            prediction: None,
         })
     }
 
@@ -290,10 +304,33 @@ impl Config {
         self.moe_intermediate_size * self.n_shared_experts
     }
 
-    /// The layers that have routed experts, ascending.
+    /// The layers that are used, those of the model and the one for multi-token prediction.
+    pub fn layers(&self) -> usize {
+        self.num_hidden_layers + usize::from(self.prediction.is_some())
+    }
+
+    /// The layers that are used and have routed experts, ascending.
     pub fn sparse_layers(&self) -> impl Iterator<Item = usize> + '_ {
         let sparse = |(i, kind): (usize, &MlpKind)| (*kind == MlpKind::Sparse).then_some(i);
-        self.mlp.iter().enumerate().filter_map(sparse)
+        let prediction = self.prediction.map(|_| self.num_hidden_layers);
+        self.mlp
+            .iter()
+            .enumerate()
+            .filter_map(sparse)
+            .chain(prediction)
+    }
+
+    /// The feed-forward block of a layer that is used.
+    pub fn mlp_of(&self, layer: usize) -> MlpKind {
+        self.mlp.get(layer).copied().unwrap_or(MlpKind::Sparse)
+    }
+
+    /// Whether a layer that is used chooses positions by an indexer of its own, where attention is sparse.
+    pub fn is_indexed(&self, layer: usize) -> bool {
+        match self.indexer.get(layer) {
+            Some(kind) => *kind == IndexerKind::Full,
+            None => self.prediction.is_some_and(|p| p.indexer),
+        }
     }
 }
 

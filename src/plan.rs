@@ -21,6 +21,8 @@ pub struct Needs {
     pub scratch: u64,
     /// Attention scores of every thread.
     pub scores: u64,
+    /// Logits and hidden states for drafts.
+    pub drafts: u64,
     /// The tensor index.
     pub index: u64,
     /// The program itself, its stacks, the queues of the ring, buffers in which experts are rounded.
@@ -35,6 +37,7 @@ impl Needs {
             self.kv,
             self.scratch,
             self.scores,
+            self.drafts,
             self.index,
             self.program,
         ]
@@ -81,10 +84,10 @@ pub struct Plan {
 pub enum PlanError {
     /// What is wanted is more than the budget.
     #[error(
-        "the model does not fit into {}: it needs {} = dense weights {} + KV cache {} + scratch {} + scores {} + index {} + \
+        "the model does not fit into {}: it needs {} = dense weights {} + KV cache {} + scratch {} + scores {} + drafts {} + index {} + \
          program {} + {} of expert slabs; {advice}",
         size(*budget), size(needs.sum().saturating_add(*slabs)), size(needs.dense), size(needs.kv), size(needs.scratch),
-        size(needs.scores), size(needs.index), size(needs.program), size(*slabs)
+        size(needs.scores), size(needs.drafts), size(needs.index), size(needs.program), size(*slabs)
     )]
     DoesNotFit {
         /// The other terms.

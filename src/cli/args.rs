@@ -7,6 +7,7 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_ring::engine::EngineKind;
 use colibri_ring::replica::DirectMode;
+use colibri_uring::draft;
 use colibri_uring::quant::Activations;
 use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::MAX_MIRRORS;
@@ -285,6 +286,41 @@ impl FromStr for LookaheadArg {
     }
 }
 
+/// How a command that continues a text drafts it. Drafts change no token.
+#[derive(Debug, Args)]
+pub struct DraftArgs {
+    /// How many tokens the model's prediction layer (MTP) drafts for each pass, which verifies them: auto (as many as pay), off or a number
+    #[arg(
+        long,
+        value_name = "auto|off|N",
+        default_value = "auto",
+        env = "COLIBRI_MTP"
+    )]
+    pub mtp: MtpArg,
+}
+
+/// `--mtp`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MtpArg(pub draft::Mode);
+
+impl FromStr for MtpArg {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<MtpArg, Self::Err> {
+        /// More never come true.
+        const MOST: usize = 16;
+        let mode = match text {
+            "auto" => draft::Mode::Auto,
+            "off" | "0" => draft::Mode::Off,
+            _ => match text.parse() {
+                Ok(n) if n <= MOST => draft::Mode::Drafts(n),
+                _ => return Err("neither auto, off nor a number of drafts up to 16"),
+            },
+        };
+        Ok(MtpArg(mode))
+    }
+}
+
 /// Token ids separated by commas or white space, like `3,14,159`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ids(pub Vec<u32>);
@@ -339,6 +375,21 @@ mod tests {
         assert_eq!("2,0, 1".parse(), Ok(Weights(vec![2, 0, 1])));
         for text in ["", "0", "0,0", "1,", "1.5,1", "-1,2", "4294967296,1"] {
             assert!(text.parse::<Weights>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn drafts_are_auto_off_or_a_number() {
+        for (text, mode) in [
+            ("auto", draft::Mode::Auto),
+            ("off", draft::Mode::Off),
+            ("0", draft::Mode::Off),
+            ("3", draft::Mode::Drafts(3)),
+        ] {
+            assert_eq!(text.parse(), Ok(MtpArg(mode)));
+        }
+        for text in ["", "17", "-1", "on", "1.5"] {
+            assert!(text.parse::<MtpArg>().is_err(), "{text:?}");
         }
     }
 

@@ -10,6 +10,7 @@ use clap::builder::FalseyValueParser;
 use clap::{ArgGroup, Args};
 use colibri_uring::chat::Conversation;
 use colibri_uring::config::Config;
+use colibri_uring::draft::{Drafter, Mode};
 use colibri_uring::generate::{Finish, Generated, Source, generate};
 use colibri_uring::model::{ModelError, Phase, Session};
 use colibri_uring::quant::Activations;
@@ -18,14 +19,14 @@ use colibri_uring::stream::routing::{self, Recorder};
 use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
-use super::args::{Ids, ModelArgs};
+use super::args::{DraftArgs, Ids, ModelArgs};
 use super::open::{self, Indexed, Tokens};
 use super::output::Output;
 use super::printer::{Printer, nowhere};
 use super::prompt::{self, PromptArgs};
 use super::sampling::SamplingArgs;
 use super::size::human;
-use super::stats::{Stats, peak_rss_bytes};
+use super::stats::{Mtp, Stats, peak_rss_bytes};
 use super::template::{self, TemplateArgs};
 
 /// Continue a prompt, printing tokens as they are generated
@@ -39,6 +40,8 @@ use super::template::{self, TemplateArgs};
 pub struct DecodeArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     #[command(flatten)]
     text: PromptArgs,
     /// Put the prompt as a message into the model's own chat template, to be answered
@@ -57,7 +60,7 @@ pub struct DecodeArgs {
     n: Option<usize>,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Keep what the routers said in this file, for `simulate --routing`
+    /// Keep what the routers said in this file, for `simulate --routing`; nothing is drafted then
     #[arg(long, value_name = "FILE", env = "COLIBRI_SAVE_ROUTING")]
     save_routing: Option<PathBuf>,
     /// Print one JSON object, when all is done
@@ -232,7 +235,8 @@ impl DecodeArgs {
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     args.check_chat();
     let input = Input::read(args)?;
-    let indexed = Indexed::open(&args.model)?;
+    let drafts = drafts(args);
+    let indexed = Indexed::open(&args.model)?.drafting(drafts)?;
     let config = indexed.config();
     check_ids(&input.prompt, config.vocab_size)?;
     let new = input.new_tokens(args, config)?;
@@ -276,20 +280,23 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let mut printer = Printer::new(out, input.tokenizer.as_ref())
         .on_terminal(!args.json && io::stdout().is_terminal());
     let mut prompt_phases = None;
+    // The last token is never fed.
+    let mut drafter = Drafter::new(&mut session, drafts, tokens.context - 1);
     let generated = generate(
         &input.prompt,
         source,
         |ids| {
-            let logits = match session.prefill(ids) {
+            let logits = match drafter.feed(ids) {
                 Ok(logits) => Some(logits.to_vec()),
                 Err(ModelError::Stopped) => None,
                 Err(error) => return Err(anyhow::Error::from(error)),
             };
-            prompt_phases.get_or_insert_with(|| session.stats().phases);
+            prompt_phases.get_or_insert_with(|| drafter.session().stats().phases);
             Ok(logits)
         },
         |id| printer.token(id),
     );
+    let drafted = drafter.finish();
     let generated = generated?;
     opened.keep_usage(&mut session);
     printer.finish()?;
@@ -303,6 +310,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         decode_seconds: generated.decode.as_secs_f64(),
         tokens_per_second: rate(&generated),
         peak_rss_bytes: peak_rss_bytes(),
+        mtp: Mtp::new(drafts, session.can_draft(), &drafted),
         engine: open::engine_stats(&mut session, &opened),
     };
     if args.json {
@@ -327,6 +335,19 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// How many tokens are drafted.
+fn drafts(args: &DecodeArgs) -> Mode {
+    let one_at_a_time = match (&args.replay, &args.save_routing) {
+        (Some(_), _) => "--replay",
+        (None, Some(_)) => "--save-routing",
+        (None, None) => return args.draft.mtp.0,
+    };
+    if let Mode::Drafts(_) = args.draft.mtp.0 {
+        tracing::warn!("{one_at_a_time} takes one token a pass: --mtp is ignored");
+    }
+    Mode::Off
+}
+
 fn rate(generated: &Generated) -> f64 {
     match generated.decoded {
         0 => 0.0,
@@ -342,7 +363,7 @@ fn summarise(generated: &Generated, stats: &Stats) {
     let _ = writeln!(
         io::stderr(),
         "[{} tokens, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \
-         {} of experts read by {}{}, {:.0}% were in memory; peak {}{}]",
+         {} of experts read by {}{}, {:.0}% were in memory; peak {}{}{}]",
         generated.ids.len(),
         stats.tokens_per_second,
         stats.load_seconds,
@@ -357,6 +378,13 @@ fn summarise(generated: &Generated, stats: &Stats) {
         match engine.activations {
             Activations::Exact => "",
             Activations::Int8 => "; activations rounded to int8",
+        },
+        match &stats.mtp {
+            mtp if mtp.drafted > 0 => format!(
+                "; {} of {} drafts came true, {:.2} tokens a pass",
+                mtp.accepted, mtp.drafted, mtp.tokens_per_forward
+            ),
+            _ => String::new(),
         },
     );
 }

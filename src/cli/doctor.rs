@@ -124,6 +124,7 @@ fn model_memory(dirs: &[PathBuf]) -> Check {
             context: CONTEXT,
             prompt: 0,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            drafts: 0,
             dense: None,
             dsa: true,
             round_experts: None,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_uring::config::Config;
-use colibri_uring::model::resident_formats;
+use colibri_uring::model::{prediction, resident_formats};
 use colibri_uring::quant::Format;
 use colibri_uring::shards::{Shards, Tensor};
 use colibri_uring::stream::Catalog;
@@ -119,7 +119,7 @@ fn print(report: &Report) -> io::Result<()> {
     if let Some(layers) = report.layers {
         writeln!(
             out,
-            "{} layers with a dense MLP, {} with experts, {} of multi-token prediction (not used)",
+            "{} layers with a dense MLP, {} with experts, {} of multi-token prediction",
             layers.dense, layers.sparse, layers.mtp
         )?;
     }
@@ -131,6 +131,8 @@ fn print(report: &Report) -> io::Result<()> {
 
 /// The formats of all matrices that the model uses.
 fn packed(shards: &Shards, config: &Config) -> anyhow::Result<HashMap<String, Format>> {
+    let with_prediction = prediction(shards, config).ok();
+    let config = with_prediction.as_ref().unwrap_or(config);
     let mut formats = resident_formats(shards, config)?;
     let catalog = Catalog::new(shards, config)?;
     for layer in catalog.layers() {

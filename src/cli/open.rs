@@ -8,8 +8,11 @@ use anyhow::{Context, ensure};
 use colibri_ring::engine::Options;
 use colibri_ring::replica::Stats;
 use colibri_uring::config::Config;
-use colibri_uring::model::{LoadOptions, Model, Phase, Session, SessionOptions};
-use colibri_uring::plan::{self, Ask, Plan, Roots, Survey, Wish};
+use colibri_uring::draft::Mode;
+use colibri_uring::model::{
+    LoadOptions, Model, Phase, PredictionError, Session, SessionOptions, prediction,
+};
+use colibri_uring::plan::{self, Ask, Plan, PlanError, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::Shards;
@@ -47,6 +50,7 @@ pub struct Indexed {
     start: Instant,
     config: Config,
     shards: Shards,
+    drafts: Mode,
 }
 
 impl Indexed {
@@ -61,7 +65,24 @@ impl Indexed {
             start,
             config,
             shards,
+            drafts: Mode::Off,
         })
+    }
+
+    /// Uses the model's layer for multi-token prediction, if there are going to be drafts: in mode auto only where it is complete, and
+    /// as long as there is memory for it.
+    pub fn drafting(mut self, drafts: Mode) -> anyhow::Result<Indexed> {
+        self.drafts = drafts;
+        if drafts == Mode::Off {
+            return Ok(self);
+        }
+        match (prediction(&self.shards, &self.config), drafts) {
+            (Ok(config), _) => self.config = config,
+            (Err(PredictionError::Absent { .. }), Mode::Auto) => {}
+            (Err(error), Mode::Auto) => tracing::warn!("no drafts: {error}"),
+            (Err(error), _) => return Err(error).context("cannot draft"),
+        }
+        Ok(self)
     }
 
     /// The hyperparameters.
@@ -70,29 +91,49 @@ impl Indexed {
     }
 
     /// What the model would need for a context. Nothing is loaded.
-    pub fn survey(&self, args: &ModelArgs, tokens: Tokens) -> anyhow::Result<Survey> {
+    pub fn survey(mut self, args: &ModelArgs, tokens: Tokens) -> anyhow::Result<Survey> {
+        Ok(self.measure(args, tokens)?.0)
+    }
+
+    /// The same, and the experts.
+    fn measure(
+        &mut self,
+        args: &ModelArgs,
+        tokens: Tokens,
+    ) -> anyhow::Result<(Survey, ExpertFiles)> {
         let catalog = Catalog::new(&self.shards, &self.config)?;
         let files = ExpertFiles::new(&self.shards, catalog, args.direct.into())?;
-        Ok(survey(args, tokens, &self.shards, &self.config, &files))
+        let survey = survey(args, tokens, self, &files);
+        let optional = self.drafts == Mode::Auto && self.config.prediction.is_some();
+        if optional && matches!(survey.plan(), Err(PlanError::DoesNotFit { .. })) {
+            tracing::info!("no drafts: there is no memory for the prediction layer");
+            self.config.prediction = None;
+            return self.measure(args, tokens);
+        }
+        Ok((survey, files))
     }
 
     /// Plans the memory for a context, then loads the resident weights and makes the slabs.
-    pub fn load(self, args: &ModelArgs, tokens: Tokens) -> anyhow::Result<(Opened, ExpertStore)> {
-        let Indexed {
-            start,
-            config,
-            shards,
-        } = self;
-        let catalog = Catalog::new(&shards, &config)?;
-        let mut files = ExpertFiles::new(&shards, catalog, args.direct.into())?;
-        if let Some(weights) = &args.mirror_weights {
-            files.pin(&shards, &weights.0);
-        }
+    pub fn load(
+        mut self,
+        args: &ModelArgs,
+        tokens: Tokens,
+    ) -> anyhow::Result<(Opened, ExpertStore)> {
         ensure!(
             tokens.context > 0,
             "there is nothing to do: no token is given"
         );
-        let plan = plan_memory(&survey(args, tokens, &shards, &config, &files))?;
+        let (survey, mut files) = self.measure(args, tokens)?;
+        let plan = plan_memory(&survey)?;
+        let Indexed {
+            start,
+            config,
+            shards,
+            ..
+        } = self;
+        if let Some(weights) = &args.mirror_weights {
+            files.pin(&shards, &weights.0);
+        }
         let top_k = config.num_experts_per_tok;
         let identity = Identity::of(&shards, &config);
         let options = LoadOptions {
@@ -142,18 +183,13 @@ impl Indexed {
 }
 
 /// What the model needs, and what there is for it.
-fn survey(
-    args: &ModelArgs,
-    tokens: Tokens,
-    shards: &Shards,
-    config: &Config,
-    files: &ExpertFiles,
-) -> Survey {
+fn survey(args: &ModelArgs, tokens: Tokens, of: &Indexed, files: &ExpertFiles) -> Survey {
     let ask = Ask {
         context: tokens.context,
         prompt: tokens.prompt,
         threads: args.threads(),
         dsa: args.dsa == DsaArg::On,
+        drafts: of.drafts.most(),
         dense: args.dense_bits.map(Packing::from),
         round_experts: args.expert_bits.map(Packing::from),
         wish: Wish {
@@ -161,7 +197,7 @@ fn survey(
             cache_slots: args.cache_slots,
         },
     };
-    plan::survey(shards, config, files, ask, &Roots::default())
+    plan::survey(&of.shards, &of.config, files, ask, &Roots::default())
 }
 
 /// The slabs and the scratch that fit beside everything else.

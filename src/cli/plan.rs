@@ -9,7 +9,7 @@ use clap::builder::FalseyValueParser;
 use colibri_uring::plan::{Available, Plan, Survey};
 use serde::Serialize;
 
-use super::args::ModelArgs;
+use super::args::{DraftArgs, ModelArgs};
 use super::open::{Indexed, Tokens};
 use super::size::human;
 
@@ -22,6 +22,8 @@ Exit code 1 when the model does not fit.")]
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// Tokens of the context
     #[arg(
         long,
@@ -54,6 +56,7 @@ pub struct Report {
     kv_bytes: u64,
     scratch_bytes: u64,
     scores_bytes: u64,
+    drafts_bytes: u64,
     index_bytes: u64,
     program_bytes: u64,
     /// Slabs that a token needs at once.
@@ -108,6 +111,7 @@ impl Report {
             kv_bytes: needs.kv,
             scratch_bytes: needs.scratch,
             scores_bytes: needs.scores,
+            drafts_bytes: needs.drafts,
             index_bytes: needs.index,
             program_bytes: needs.program,
             working_slab_bytes: working,
@@ -143,7 +147,8 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         context: args.context,
         prompt: args.prompt_tokens,
     };
-    let survey = Indexed::open(&args.model)?.survey(&args.model, tokens)?;
+    let indexed = Indexed::open(&args.model)?.drafting(args.draft.mtp.0)?;
+    let survey = indexed.survey(&args.model, tokens)?;
     let plan = survey.plan();
     let report = Report::new(&survey, plan.as_ref().ok(), args.model.ram.is_some());
     if args.json {
@@ -167,6 +172,7 @@ fn print(report: &Report, args: &PlanArgs) -> io::Result<()> {
     line("KV cache", Some(report.kv_bytes), &context)?;
     line("scratch", Some(report.scratch_bytes), "")?;
     line("attention scores", Some(report.scores_bytes), "")?;
+    line("drafts", Some(report.drafts_bytes), "")?;
     line("index", Some(report.index_bytes), "")?;
     line("program", Some(report.program_bytes), "")?;
     let working = "what a token needs at once";

@@ -211,6 +211,7 @@ impl Scene {
             prompt: 0,
             threads: 1,
             dsa: true,
+            drafts: 0,
             dense: None,
             round_experts: None,
             wish: Wish {

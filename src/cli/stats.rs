@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use colibri_uring::draft;
 use colibri_uring::quant::Activations;
 use colibri_uring::stream::LayerStats;
 use serde::Serialize;
@@ -16,8 +17,49 @@ pub struct Stats {
     pub tokens_per_second: f64,
     /// Most memory that was ever resident (VmHWM).
     pub peak_rss_bytes: u64,
+    pub mtp: Mtp,
     #[serde(flatten)]
     pub engine: EngineStats,
+}
+
+/// What came of the drafts of the prediction layer.
+#[derive(Clone, Debug, Serialize)]
+pub struct Mtp {
+    /// `auto`, `off`, or the number of drafts that was asked for.
+    pub mode: String,
+    /// `on` or `off`, at the end; `absent` where the model has no such layer, or no memory for it.
+    pub state: &'static str,
+    /// Drafts that the next pass would have.
+    pub depth: usize,
+    pub drafted: u64,
+    pub accepted: u64,
+    /// Passes after the prompt.
+    pub forwards: u64,
+    pub tokens_per_forward: f64,
+}
+
+impl Mtp {
+    /// In `mode`, where the layer was loaded or was not.
+    pub fn new(mode: draft::Mode, loaded: bool, stats: &draft::Stats) -> Mtp {
+        Mtp {
+            mode: match mode {
+                draft::Mode::Auto => "auto".to_owned(),
+                draft::Mode::Off => "off".to_owned(),
+                draft::Mode::Drafts(n) => n.to_string(),
+            },
+            state: match (mode, loaded, stats.depth) {
+                (draft::Mode::Off, ..) => "off",
+                (_, false, _) => "absent",
+                (_, true, 0) => "off",
+                (_, true, _) => "on",
+            },
+            depth: stats.depth,
+            drafted: stats.drafted,
+            accepted: stats.accepted,
+            forwards: stats.forwards,
+            tokens_per_forward: stats.tokens_per_forward(),
+        }
+    }
 }
 
 /// What the model and the stream measure.

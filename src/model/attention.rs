@@ -131,7 +131,8 @@ impl Attention {
     }
 
     /// `out` [n, hidden] of the tokens, which follow those in `cache` and are added to it. A full layer
-    /// writes its choice of positions to `selection`, any layer uses what is there.
+    /// writes its choice of positions to `selection`, unless an earlier choice is kept there (then its keys are not added either); any
+    /// layer uses what is there.
     pub fn forward(
         &self,
         pass: &mut Pass,
@@ -150,7 +151,9 @@ impl Attention {
             ops::rms_norm(low, &self.q_a_norm, NORM_EPS, q_resid);
         }
         self.extend_cache(pool, tokens, &mut cache.kv, &mut scratch.kv);
-        if let (Some(indexer), Some(keys)) = (&self.indexer, &mut cache.index_keys) {
+        if let (Some(indexer), Some(keys)) = (&self.indexer, &mut cache.index_keys)
+            && !selection.is_kept()
+        {
             pass.clock.lap(Phase::Attention);
             indexer.select(pool, tokens, q_resid, keys, &mut scratch.indexer, selection);
             pass.clock.lap(Phase::Indexer);

@@ -23,11 +23,13 @@ pub enum Phase {
     Dense,
     /// Final norm and vocabulary projection.
     Head,
+    /// What only the prediction layer has: its input and its head. The rest of it is counted as in any layer.
+    Draft,
 }
 
 impl Phase {
     /// All phases with their names.
-    pub const ALL: [(Phase, &'static str); 9] = [
+    pub const ALL: [(Phase, &'static str); 10] = [
         (Phase::Embed, "embed"),
         (Phase::Attention, "attention"),
         (Phase::Indexer, "indexer"),
@@ -37,6 +39,7 @@ impl Phase {
         (Phase::Shared, "shared"),
         (Phase::Dense, "dense"),
         (Phase::Head, "head"),
+        (Phase::Draft, "draft"),
     ];
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::model::attention::AttentionScratch;
 use crate::model::clock::{Clock, Phase};
+use crate::model::draft::Drafting;
 use crate::model::error::ModelError;
 use crate::model::indexer::Selection;
 use crate::model::kv::{KvCache, LayerCache, Rows};
@@ -61,28 +62,31 @@ pub struct Stats {
 /// One context of a model, with the store that brings its experts.
 #[derive(Debug)]
 pub struct Session<'m> {
-    model: &'m Model,
+    pub(super) model: &'m Model,
     store: ExpertStore,
-    pool: &'m Pool,
-    options: SessionOptions,
-    sizes: Sizes,
+    pub(super) pool: &'m Pool,
+    pub(super) options: SessionOptions,
+    pub(super) sizes: Sizes,
     /// Tokens that went through all layers.
-    len: usize,
-    cache: KvCache,
-    clock: Clock,
+    pub(super) ids: Vec<u32>,
+    pub(super) cache: KvCache,
+    pub(super) clock: Clock,
     tokens: u64,
     warned_dense: bool,
     /// Residual [slice, hidden].
-    x: Vec<f32>,
+    pub(super) x: Vec<f32>,
     /// Its norm [slice, hidden].
-    normed: Vec<f32>,
+    pub(super) normed: Vec<f32>,
     /// Output of a block [slice, hidden].
     delta: Vec<f32>,
-    angles: Vec<Angle>,
+    pub(super) angles: Vec<Angle>,
     selection: Selection,
+    /// What drafting needs beside; `None` where the model has no prediction layer.
+    pub(super) drafting: Option<Drafting>,
     attention: AttentionScratch,
     moe: MoeScratch,
     mlp: MlpScratch,
+    /// [tokens, vocab_size] of the last call.
     logits: Vec<f32>,
 }
 
@@ -101,7 +105,9 @@ impl<'m> Session<'m> {
         };
         let sizes = Sizes::new(config, top_k.is_some(), options.scratch_bytes);
         let rounding = options.round_experts.map(Rounding::new);
-        let layers = model.layers.iter().map(|layer| LayerCache {
+        let mtp = model.mtp.as_ref();
+        let all = model.layers.iter().chain(mtp.map(|mtp| &mtp.layer));
+        let layers = all.map(|layer| LayerCache {
             kv: Rows::new(config.kv_width()),
             index_keys: layer
                 .attention
@@ -115,7 +121,7 @@ impl<'m> Session<'m> {
             pool,
             options,
             sizes,
-            len: 0,
+            ids: Vec::new(),
             cache: KvCache {
                 layers: layers.collect(),
             },
@@ -127,6 +133,7 @@ impl<'m> Session<'m> {
             delta: Vec::new(),
             angles: Vec::new(),
             selection: Selection::new(top_k),
+            drafting: mtp.map(|mtp| Drafting::new(mtp, top_k)),
             attention: AttentionScratch::new(),
             moe: MoeScratch::new(sizes.slots, rounding),
             mlp: MlpScratch::default(),
@@ -189,18 +196,36 @@ impl<'m> Session<'m> {
 
     /// Tokens in the context.
     pub fn len(&self) -> usize {
-        self.len
+        self.ids.len()
+    }
+
+    /// Whether tokens can be drafted.
+    pub fn can_draft(&self) -> bool {
+        self.drafting.is_some()
+    }
+
+    /// The tokens in the context.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// The logits of the last call: [vocab_size] after its last token, or of every token of [`Session::speculate`].
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
     }
 
     /// Whether the context is empty.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.ids.is_empty()
     }
 
     /// Forgets the tokens from `len` on.
     pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-        self.cache.truncate(self.len);
+        if len < self.len() {
+            self.ids.truncate(len);
+            self.truncate_drafting();
+            self.cache.truncate(len);
+        }
     }
 
     /// What was done so far.
@@ -223,7 +248,7 @@ impl<'m> Session<'m> {
         &mut self.store
     }
 
-    fn check(&self, ids: &[u32]) -> Result<(), ModelError> {
+    pub(super) fn check(&self, ids: &[u32]) -> Result<(), ModelError> {
         let vocab_size = self.model.config.vocab_size;
         match ids.iter().find(|id| **id as usize >= vocab_size) {
             Some(&id) => Err(ModelError::Token { id, vocab_size }),
@@ -233,20 +258,28 @@ impl<'m> Session<'m> {
     }
 
     /// Takes one slice through all layers. Its final residual is left in `x`.
-    fn advance(&mut self, ids: &[u32]) -> Result<(), ModelError> {
+    pub(super) fn advance(&mut self, ids: &[u32]) -> Result<(), ModelError> {
+        self.prepare_drafting(ids.first().copied())?;
+        self.append(ids)?;
+        self.tokens += ids.len() as u64;
+        self.warn_if_dense();
+        Ok(())
+    }
+
+    /// As [`Session::advance`], whatever the prediction layer has seen.
+    pub(super) fn append(&mut self, ids: &[u32]) -> Result<(), ModelError> {
         let result = self.layers(ids);
         if result.is_ok() {
-            self.len += ids.len();
-            self.tokens += ids.len() as u64;
-            self.warn_if_dense();
+            self.ids.extend_from_slice(ids);
+            self.remember_hidden(ids.len());
         }
         // Of an interrupted slice some layers have rows and some have not.
-        self.cache.truncate(self.len);
+        self.cache.truncate(self.ids.len());
         result
     }
 
     fn layers(&mut self, ids: &[u32]) -> Result<(), ModelError> {
-        let n = ids.len();
+        let (n, len) = (ids.len(), self.len());
         let model = self.model;
         self.clock.skip();
         let x = sized(&mut self.x, n * model.config.hidden_size);
@@ -255,17 +288,24 @@ impl<'m> Session<'m> {
             model.embed.matrix().add_row(*id as usize, 1.0, x);
         }
         self.angles.clear();
-        for position in self.len..self.len + n {
+        for position in len..len + n {
             model.rope.angles(position, &mut self.angles);
         }
-        self.selection.prepare(n, self.len + n - 1);
+        self.selection.prepare(n, len + n - 1);
         self.clock.lap(Phase::Embed);
-        for layer in 0..model.layers.len() {
-            self.look_at(layer, n)?;
-            self.attend(layer, n)?;
-            self.feed_forward(layer, n)?;
-        }
-        Ok(())
+        (0..model.layers.len()).try_for_each(|layer| self.layer(layer, n, len))
+    }
+
+    /// Takes the n tokens from `position` on, whose residual is in `x` and whose angles are prepared, through one layer.
+    pub(super) fn layer(
+        &mut self,
+        layer: usize,
+        n: usize,
+        position: usize,
+    ) -> Result<(), ModelError> {
+        self.look_at(layer, n)?;
+        self.attend(layer, n, position)?;
+        self.feed_forward(layer, n)
     }
 
     /// Looks at the router of a layer that comes now, if it is sparse: the drives have its attention to read in.
@@ -287,11 +327,15 @@ impl<'m> Session<'m> {
     }
 
     /// x += attention(norm(x)).
-    fn attend(&mut self, layer: usize, n: usize) -> Result<(), ModelError> {
+    fn attend(&mut self, layer: usize, n: usize, position: usize) -> Result<(), ModelError> {
         let model = self.model;
         let hidden = model.config.hidden_size;
         let pairs = model.config.qk_rope_head_dim / 2;
-        let (weights, cache) = (&model.layers[layer], &mut self.cache.layers[layer]);
+        let (weights, cache) = (model.layer(layer), &mut self.cache.layers[layer]);
+        let selection = match &mut self.drafting {
+            Some(drafting) if layer == model.layers.len() => &mut drafting.selection,
+            _ => &mut self.selection,
+        };
         let mut pass = Pass {
             pool: self.pool,
             clock: &mut self.clock,
@@ -307,7 +351,7 @@ impl<'m> Session<'m> {
             let tokens = Tokens {
                 n: count,
                 row,
-                position: self.len + row,
+                position: position + row,
                 x: normed,
                 angles: &self.angles[row * pairs..(row + count) * pairs],
             };
@@ -316,7 +360,7 @@ impl<'m> Session<'m> {
                 &mut pass,
                 tokens,
                 cache,
-                &mut self.selection,
+                selection,
                 &mut self.attention,
                 delta,
             );
@@ -330,7 +374,7 @@ impl<'m> Session<'m> {
     fn feed_forward(&mut self, layer: usize, n: usize) -> Result<(), ModelError> {
         let model = self.model;
         let hidden = model.config.hidden_size;
-        let weights = &model.layers[layer];
+        let weights = model.layer(layer);
         let x = &mut self.x[..n * hidden];
         let normed = sized(&mut self.normed, n * hidden);
         norm_rows(x, &weights.post_norm, model.config.rms_norm_eps, normed);
@@ -356,7 +400,7 @@ impl<'m> Session<'m> {
     }
 
     /// Fills `logits` [n, vocab_size] for the rows of `x` from `first` on.
-    fn head(&mut self, first: usize, n: usize) {
+    pub(super) fn head(&mut self, first: usize, n: usize) {
         let model = self.model;
         let hidden = model.config.hidden_size;
         let x = &self.x[first * hidden..(first + n) * hidden];
@@ -371,7 +415,7 @@ impl<'m> Session<'m> {
     /// Says once that a long context is attended densely by a model that was made for sparse attention.
     fn warn_if_dense(&mut self) {
         let top_k = self.model.config.index_topk;
-        if self.warned_dense || self.len <= top_k {
+        if self.warned_dense || self.len() <= top_k {
             return;
         }
         self.warned_dense = true;
@@ -384,14 +428,14 @@ impl<'m> Session<'m> {
     }
 }
 
-fn norm_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+pub(super) fn norm_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let rows = x.chunks(weight.len()).zip(out.chunks_mut(weight.len()));
     rows.for_each(|(x, out)| ops::rms_norm(x, weight, eps, out));
 }
 
 /// What is needed to look at the router of a layer, if it is sparse.
 fn sparse(model: &Model, layer: usize) -> Option<Next<'_>> {
-    let weights = &model.layers[layer];
+    let weights = model.layer(layer);
     match &weights.mlp {
         Block::Dense(_) => None,
         Block::Sparse(moe) => Some(Next {

@@ -31,6 +31,8 @@ pub struct Selection {
     top_k: Option<usize>,
     /// [tokens, top_k]; the rows of tokens with at most top_k positions are left over.
     picked: Vec<u32>,
+    /// What every token attends to, while an earlier choice is kept.
+    kept: Option<Vec<u32>>,
 }
 
 impl Selection {
@@ -39,7 +41,27 @@ impl Selection {
         Selection {
             top_k,
             picked: Vec::new(),
+            kept: None,
         }
+    }
+
+    /// From now on, every token attends to what token `row` at `position` attends to, and nothing is chosen anew.
+    pub fn keep(&mut self, row: usize, position: usize) {
+        let kept = match self.row(row, position) {
+            Some(picked) => picked.to_vec(),
+            None => (0..=position as u32).collect(),
+        };
+        self.kept = Some(kept);
+    }
+
+    /// Ends [`Selection::keep`].
+    pub fn choose_anew(&mut self) {
+        self.kept = None;
+    }
+
+    /// Whether an earlier choice is kept.
+    pub fn is_kept(&self) -> bool {
+        self.kept.is_some()
     }
 
     /// Makes room for `tokens` tokens, the last at position `last`.
@@ -51,6 +73,9 @@ impl Selection {
 
     /// What token `row` at `position` attends to, ascending; `None` for all positions up to its own.
     pub fn row(&self, row: usize, position: usize) -> Option<&[u32]> {
+        if self.kept.is_some() {
+            return self.kept.as_deref();
+        }
         let top_k = self.top_k.filter(|k| position >= *k)?;
         Some(&self.picked[row * top_k..(row + 1) * top_k])
     }

@@ -30,6 +30,11 @@ impl Rows {
         self.width
     }
 
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// Appends a row of `width` values.
     pub fn push(&mut self, row: &[f32]) {
         let at = self.len % PAGE;
@@ -84,19 +89,25 @@ pub struct LayerCache {
 /// The cache of all layers.
 #[derive(Debug)]
 pub struct KvCache {
-    /// By layer.
+    /// By layer. That of the prediction layer comes last, where it is used; it may have fewer rows than the others: row t is known
+    /// when token t + 1 is.
     pub layers: Vec<LayerCache>,
+}
+
+impl LayerCache {
+    /// Forgets all tokens from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.kv.truncate(len);
+        if let Some(keys) = &mut self.index_keys {
+            keys.truncate(len);
+        }
+    }
 }
 
 impl KvCache {
     /// Forgets all tokens from `len` on, in every layer.
     pub fn truncate(&mut self, len: usize) {
-        for layer in &mut self.layers {
-            layer.kv.truncate(len);
-            if let Some(keys) = &mut layer.index_keys {
-                keys.truncate(len);
-            }
-        }
+        self.layers.iter_mut().for_each(|layer| layer.truncate(len));
     }
 
     /// Bytes in use.

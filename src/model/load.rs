@@ -8,6 +8,7 @@ use crate::model::error::ModelError;
 use crate::model::indexer::Indexer;
 use crate::model::mlp::Mlp;
 use crate::model::moe::Moe;
+use crate::model::mtp::Mtp;
 use crate::model::rope::Rope;
 use crate::quant::encode::Packing;
 use crate::quant::{Activations, Format};
@@ -63,6 +64,8 @@ pub struct Model {
     pub(super) norm: Vec<f32>,
     /// `None` when the embedding serves as the head.
     head: Option<Weight>,
+    /// The layer for multi-token prediction, where it is used.
+    pub(super) mtp: Option<Mtp>,
     pub(super) rope: Rope,
     sparsity: Sparsity,
     resident_bytes: u64,
@@ -74,6 +77,7 @@ struct Parts {
     layers: Vec<Layer>,
     norm: Vec<f32>,
     head: Option<Weight>,
+    mtp: Option<Mtp>,
 }
 
 impl Parts {
@@ -91,6 +95,9 @@ impl Parts {
             norm: loader.vector("model.norm.weight", hidden)?,
             head: (!config.tie_word_embeddings)
                 .then(|| loader.matrix("lm_head.weight", vocab, hidden))
+                .transpose()?,
+            mtp: (config.prediction)
+                .map(|_| Mtp::load(loader, config, sparsity))
                 .transpose()?,
         })
     }
@@ -164,6 +171,7 @@ impl Model {
             layers,
             norm,
             head,
+            mtp,
         } = Parts::find(&mut loader, &config, sparsity)?;
         let resident_bytes = loader.bytes();
         loader.finish(options.direct, progress)?;
@@ -172,6 +180,7 @@ impl Model {
             layers,
             norm,
             head,
+            mtp,
             rope: Rope::new(config.rope_theta, config.qk_rope_head_dim),
             sparsity,
             resident_bytes,
@@ -194,17 +203,36 @@ impl Model {
         self.sparsity
     }
 
+    /// Whether tokens can be drafted.
+    pub fn can_draft(&self) -> bool {
+        self.mtp.is_some()
+    }
+
+    /// Whether drafts after the first attend to what the first one has chosen.
+    pub(super) fn shares_choice(&self) -> bool {
+        let indexer = |mtp: &Mtp| mtp.layer.attention.indexer.is_some();
+        self.config.index_share_for_mtp_iteration && self.mtp.as_ref().is_some_and(indexer)
+    }
+
+    /// A decoder layer; the one for multi-token prediction comes after the last.
+    pub(super) fn layer(&self, layer: usize) -> &Layer {
+        match &self.mtp {
+            Some(mtp) if layer == self.layers.len() => &mtp.layer,
+            _ => &self.layers[layer],
+        }
+    }
+
     pub(super) fn head(&self) -> &Weight {
         self.head.as_ref().unwrap_or(&self.embed)
     }
 }
 
-fn attention_prefix(layer: usize) -> String {
+pub(super) fn attention_prefix(layer: usize) -> String {
     format!("model.layers.{layer}.self_attn")
 }
 
 /// Sparse attention needs the indexer of every full layer: if one tensor of any is there, all must be.
-fn sparsity(loader: &Loader, config: &Config, options: LoadOptions) -> Sparsity {
+pub(super) fn sparsity(loader: &Loader, config: &Config, options: LoadOptions) -> Sparsity {
     let any_tensor = |layer| {
         let names = Indexer::names(&format!("{}.indexer", attention_prefix(layer)));
         names.iter().any(|name| loader.has(name))
@@ -222,7 +250,7 @@ fn sparsity(loader: &Loader, config: &Config, options: LoadOptions) -> Sparsity 
     }
 }
 
-fn load_layer(
+pub(super) fn load_layer(
     loader: &mut Loader,
     config: &Config,
     layer: usize,
@@ -230,14 +258,13 @@ fn load_layer(
 ) -> Result<Layer, WeightError> {
     let prefix = format!("model.layers.{layer}");
     let hidden = config.hidden_size;
-    let with_indexer =
-        matches!(sparsity, Sparsity::Active(_)) && config.indexer[layer] == IndexerKind::Full;
+    let with_indexer = matches!(sparsity, Sparsity::Active(_)) && config.is_indexed(layer);
     let mlp = format!("{prefix}.mlp");
     Ok(Layer {
         input_norm: loader.vector(&format!("{prefix}.input_layernorm.weight"), hidden)?,
         attention: Attention::load(loader, &attention_prefix(layer), config, with_indexer)?,
         post_norm: loader.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden)?,
-        mlp: match config.mlp[layer] {
+        mlp: match config.mlp_of(layer) {
             MlpKind::Dense => {
                 Block::Dense(Mlp::load(loader, &mlp, config, config.intermediate_size)?)
             }

@@ -2,10 +2,11 @@
 //!
 //! [`Model`] holds the resident weights, [`Session`] one context and what is needed to go through it. A token's
 //! way: `forward` embeds it, takes it through each layer's `attention` (with its `indexer` and the cache `kv`) and
-//! `mlp` or `moe` (with its `router`), and ends in logits.
+//! `mlp` or `moe` (with its `router`), and ends in logits. `draft` continues it tentatively with the layer of `mtp`.
 
 mod attention;
 mod clock;
+mod draft;
 mod error;
 mod forward;
 mod indexer;
@@ -14,6 +15,7 @@ mod linear;
 mod load;
 mod mlp;
 mod moe;
+mod mtp;
 mod needs;
 pub mod ops;
 mod pass;
@@ -29,6 +31,7 @@ pub use clock::Phase;
 pub use error::ModelError;
 pub use forward::{Session, SessionOptions, Stats};
 pub use load::{LoadOptions, Model, Sparsity, resident_formats};
-pub use needs::{kv_bytes, resident_bytes, scores_bytes};
+pub use mtp::{PredictionError, prediction};
+pub use needs::{draft_bytes, kv_bytes, resident_bytes, scores_bytes};
 pub use rounding::Rounding;
 pub use sizes::Sizes;

@@ -1,32 +1,46 @@
 //! What a model will take in memory, known before any of it is loaded.
 
-use crate::config::{Config, IndexerKind};
+use crate::config::Config;
 use crate::model::attention::MAX_GROUP;
 use crate::model::kv::Rows;
+use crate::model::mtp::{self, MAX_UNSEEN};
 use crate::quant::encode::Packing;
 use crate::shards::{Shards, Tensor};
 use crate::weight::{self, shapes::layer_of};
 
-/// Bytes of the resident weights: every tensor of the index that is neither a routed expert nor of a layer beyond the
-/// last. Float and FP8 matrices become `dense`, if that is given.
+/// Bytes of the resident weights: every tensor of the index that is neither a routed expert nor of a layer that is not
+/// used. Float and FP8 matrices become `dense`, if that is given.
 pub fn resident_bytes(shards: &Shards, config: &Config, dense: Option<Packing>) -> u64 {
-    let beyond =
-        |name: &str| layer_of(name).is_some_and(|(layer, _)| layer >= config.num_hidden_layers);
-    let resident = |t: &Tensor<'_>| !t.name.contains(".mlp.experts.") && !beyond(t.name);
+    let unused = |name: &str| {
+        layer_of(name).is_some_and(|(layer, rest)| {
+            let copy = layer == config.num_hidden_layers && mtp::is_copy(rest);
+            layer >= config.layers() || copy
+        })
+    };
+    let resident = |t: &Tensor<'_>| !t.name.contains(".mlp.experts.") && !unused(t.name);
     weight::resident_bytes(shards, shards.iter().filter(resident), dense)
 }
 
 /// Bytes that the cache of a context of `tokens` tokens takes, indexer keys included where sparse attention is `dsa`.
 pub fn kv_bytes(config: &Config, dsa: bool, tokens: usize) -> u64 {
-    let indexed = config
-        .indexer
-        .iter()
-        .filter(|kind| dsa && **kind == IndexerKind::Full)
+    let indexed = (0..config.layers())
+        .filter(|layer| dsa && config.is_indexed(*layer))
         .count();
     let keys = (indexed as u64).saturating_mul(Rows::bytes_for(config.index_head_dim, tokens));
-    (config.num_hidden_layers as u64)
+    (config.layers() as u64)
         .saturating_mul(Rows::bytes_for(config.kv_width(), tokens))
         .saturating_add(keys)
+}
+
+/// Bytes that drafting up to `drafts` tokens takes beside weights, experts and cache: the logits of the tokens that are verified
+/// at once and of a draft, and the hidden states that the prediction layer has not seen. 0 where it is not used.
+pub fn draft_bytes(config: &Config, drafts: usize) -> u64 {
+    if config.prediction.is_none() {
+        return 0;
+    }
+    let logits = (drafts as u64 + 2).saturating_mul(config.vocab_size as u64);
+    let hidden = (MAX_UNSEEN * config.hidden_size) as u64;
+    logits.saturating_add(hidden).saturating_mul(4)
 }
 
 /// Bytes of attention scores that `threads` threads hold for a context of `tokens` tokens, all attended.

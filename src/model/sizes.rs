@@ -20,7 +20,11 @@ fn values(config: &Config, sparse: bool) -> (usize, usize) {
     let c = config;
     let picked = if sparse { c.index_topk } else { 0 };
     // Residual, normed, block output, shared expert.
-    let state = 4 * c.hidden_size + picked + c.qk_rope_head_dim;
+    let mut state = 4 * c.hidden_size + picked + c.qk_rope_head_dim;
+    if let Some(prediction) = c.prediction {
+        // What it is going to be given, and its own choice of positions.
+        state += c.hidden_size + if prediction.indexer { picked } else { 0 };
+    }
     (state, c.hidden_size + c.moe_intermediate_size)
 }
 
@@ -38,7 +42,10 @@ impl Sizes {
         let c = config;
         let (state, output) = values(config, sparse);
         let slots = fit(scratch_bytes / 4, output);
-        let attention = c.num_attention_heads * (c.qk_head_dim() + c.v_head_dim)
+        // The prediction layer's input is made of as many tokens at a time.
+        let input = 2 * c.hidden_size * usize::from(c.prediction.is_some());
+        let attention = input
+            + c.num_attention_heads * (c.qk_head_dim() + c.v_head_dim)
             + 2 * c.q_lora_rank
             + c.kv_width()
             + if sparse {

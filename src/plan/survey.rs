@@ -2,7 +2,9 @@
 
 use super::{Available, Experts, Needs, Plan, PlanError, Roots, Wish, available, plan};
 use crate::config::Config;
-use crate::model::{Rounding, SessionOptions, Sizes, kv_bytes, resident_bytes, scores_bytes};
+use crate::model::{
+    Rounding, SessionOptions, Sizes, draft_bytes, kv_bytes, resident_bytes, scores_bytes,
+};
 use crate::quant::encode::Packing;
 use crate::shards::Shards;
 use crate::stream::ExpertFiles;
@@ -24,6 +26,8 @@ pub struct Ask {
     pub threads: usize,
     /// Whether attention is sparse where the model has an indexer.
     pub dsa: bool,
+    /// Tokens that are drafted at once, at most, where the model has its prediction layer.
+    pub drafts: usize,
     /// What resident float and FP8 matrices become; `None` keeps them.
     pub dense: Option<Packing>,
     /// What float and FP8 experts are rounded to when they are computed; `None` keeps them.
@@ -67,6 +71,7 @@ pub fn survey(
             kv: kv_bytes(config, ask.dsa, ask.context),
             scratch: SessionOptions::default().scratch_bytes as u64,
             scores: scores_bytes(ask.threads, ask.context),
+            drafts: draft_bytes(config, ask.drafts),
             index: shards.len() as u64 * INDEX_ENTRY,
             program: PROGRAM.saturating_add(rounding),
         },

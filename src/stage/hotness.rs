@@ -1,6 +1,7 @@
 //! Which shards are read the most.
 
 use crate::config::Config;
+use crate::model::prediction;
 use crate::shards::Shards;
 use crate::stream::Catalog;
 use crate::stream::usage::{self, Identity, Usage};
@@ -19,6 +20,7 @@ pub fn hotness(shards: &Shards) -> Vec<usize> {
 fn heat(shards: &Shards) -> Option<Vec<f64>> {
     let dir = shards.dirs().first()?;
     let config = Config::load(dir).ok()?;
+    let config = prediction(shards, &config).unwrap_or(config);
     let catalog = Catalog::new(shards, &config).ok()?;
     let usage = usage::read(dir, &Identity::of(shards, &config))?;
     Some(spread(shards, &catalog, &usage))

@@ -259,6 +259,10 @@ impl ExpertStore {
         let kept: usize = self.kept.iter().sum();
         let spare = kept.saturating_sub(layers * self.top_k);
         for (layer, expert, rate) in history.hottest() {
+            // The run may leave out a layer.
+            if self.files.catalog.expert(layer, expert).is_none() {
+                continue;
+            }
             let key = Key { layer, expert };
             let room = &mut room[usize::from(self.files.class(key))];
             if *room > 0 && (pinned.len() < spare || rate >= SURE) {

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use crate::config::Config;
 use crate::shards::Shards;
+use crate::weight::shapes::projection_name;
 
 mod file;
 mod history;
@@ -21,7 +22,7 @@ pub const HALF_LIFE: f64 = 4096.0;
 /// What history belongs to: a model of another shape or content has another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The layers that have experts, ascending.
+    /// The layers that have experts, ascending; that for multi-token prediction among them, whether it is used or not.
     pub layers: Vec<usize>,
     /// Experts of each.
     pub experts: usize,
@@ -36,8 +37,14 @@ pub struct Identity {
 impl Identity {
     /// The identity of the model that `config` describes, in these shards.
     pub fn of(shards: &Shards, config: &Config) -> Identity {
+        let mut layers: Vec<usize> = config.sparse_layers().collect();
+        let prediction = config.num_hidden_layers;
+        let has_prediction = || shards.find(&projection_name(prediction)).is_some();
+        if config.prediction.is_none() && has_prediction() {
+            layers.push(prediction);
+        }
         Identity {
-            layers: config.sparse_layers().collect(),
+            layers,
             experts: config.n_routed_experts,
             top_k: config.num_experts_per_tok,
             tensors: shards.len() as u64,
@@ -125,11 +132,17 @@ impl Usage {
         used.into_iter().map(name).collect()
     }
 
-    /// Adds a run that came after all that is counted here. Both are of the same model.
+    /// Adds a run that came after all that is counted here. Both are of the same model, of which the run need not have used all layers.
     fn append(&mut self, run: &Usage) {
         age(&mut self.counts, run.tokens(), HALF_LIFE);
-        for (count, new) in self.counts.iter_mut().zip(&run.counts) {
-            *count += new;
+        let rows = self.counts.chunks_mut(self.experts.max(1));
+        for (layer, counts) in self.layers.iter().zip(rows) {
+            let Some(row) = run.row(*layer) else { continue };
+            let new = &run.counts[row * run.experts..][..run.experts];
+            counts
+                .iter_mut()
+                .zip(new)
+                .for_each(|(count, new)| *count += new);
         }
         self.runs = self.runs.saturating_add(1);
     }
@@ -189,6 +202,16 @@ mod tests {
                 .iter()
                 .all(|count| *count < 2.0 * HALF_LIFE as f32)
         );
+    }
+
+    #[test]
+    fn a_run_may_leave_out_a_layer() {
+        let mut history = Usage::new(vec![1, 2, 5], 2, 1);
+        let mut run = Usage::new(vec![1, 5], 2, 1);
+        run.record(5, &[1]);
+        history.append(&run);
+        let counts = [(1, 1), (2, 1), (5, 0), (5, 1)].map(|(l, id)| history.count(l, id));
+        assert_eq!(counts, [0.0, 0.0, 0.0, 1.0]);
     }
 
     #[test]

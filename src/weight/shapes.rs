@@ -30,6 +30,11 @@ pub fn is_mtp(config: &Config, layer: usize) -> bool {
     (config.num_hidden_layers..config.num_hidden_layers + MAX_MTP).contains(&layer)
 }
 
+/// The matrix that only a layer for multi-token prediction has.
+pub fn projection_name(layer: usize) -> String {
+    format!("model.layers.{layer}.eh_proj.weight")
+}
+
 /// The matrix `name`; `None` for vectors, routed experts and what the architecture does not have.
 pub fn resident(config: &Config, name: &str) -> Option<Resident> {
     let matrix = |rows, cols, mtp| Resident {

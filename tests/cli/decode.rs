@@ -72,6 +72,7 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         "decode_seconds",
         "tokens_per_second",
         "peak_rss_bytes",
+        "mtp",
         "engine",
         "activations",
         "direct",
@@ -100,6 +101,18 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         ["bytes", "dir", "errors", "files", "reads"]
     );
     assert_eq!(keys(&stats["latency_us"]), ["max", "p50", "p90", "p99"]);
+    assert_eq!(
+        keys(&stats["mtp"]),
+        [
+            "accepted",
+            "depth",
+            "drafted",
+            "forwards",
+            "mode",
+            "state",
+            "tokens_per_forward"
+        ]
+    );
     for phase in ["attention", "router", "experts", "shared", "head"] {
         assert!(stats["phase_seconds"][phase].is_number(), "{phase}");
     }

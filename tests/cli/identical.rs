@@ -11,13 +11,14 @@ use crate::sandbox::{deny, io_uring, limit_files, limit_memlock};
 
 /// All element types, both layouts of experts, split directories, experts across shards, sparse attention over hundreds
 /// of tokens.
-const MODELS: [&str; 6] = [
+const MODELS: [&str; 7] = [
     "bf16-split",
     "f16-fused-pattern",
     "f16-long",
     "f16-crossing",
     "f32-fused-freq-tied",
     "mixed-mtp",
+    "mtp-agrees",
 ];
 
 /// `score` of the ids that the reference scored.

@@ -14,6 +14,7 @@ mod hostile_shards;
 mod hostile_text;
 mod identical;
 mod lookahead;
+mod mtp;
 mod plan;
 mod pty;
 mod reference;

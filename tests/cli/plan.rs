@@ -19,11 +19,12 @@ fn plan(args: &[&str]) -> Value {
     )))
 }
 
-const TERMS: [&str; 8] = [
+const TERMS: [&str; 9] = [
     "dense_bytes",
     "kv_bytes",
     "scratch_bytes",
     "scores_bytes",
+    "drafts_bytes",
     "index_bytes",
     "program_bytes",
     "working_slab_bytes",

@@ -50,7 +50,7 @@ impl Saved {
     }
 
     /// Subdirectories, if there are any, are a split model.
-    fn at(dir: &Path) -> Saved {
+    pub fn at(dir: &Path) -> Saved {
         let mut dirs = entries(dir);
         dirs.retain(|part| part.is_dir());
         if dirs.is_empty() {

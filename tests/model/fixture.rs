@@ -1,5 +1,7 @@
 //! A fixture, opened.
 
+use std::path::PathBuf;
+
 use colibri_ring::engine::Options;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
@@ -64,6 +66,15 @@ impl Fixture {
             engine: Options::default(),
         };
         ExpertStore::new(files, top_k, options).unwrap_or_else(|e| panic!("{}: {e}", self.name))
+    }
+
+    /// Its directory.
+    pub fn home(&self) -> PathBuf {
+        let dir = &self.saved.dirs[0];
+        match dir.join("expected.json").exists() {
+            true => dir.clone(),
+            false => dir.parent().unwrap().to_path_buf(),
+        }
     }
 
     pub fn ids(&self, path: &str) -> Vec<u32> {

@@ -5,6 +5,7 @@
 mod common;
 mod fixture;
 mod load;
+mod mtp;
 mod packed;
 mod reference;
 mod simulated;

@@ -65,5 +65,5 @@ def random_spec(seed: int) -> Spec:
         f"random-{seed}", cfg, dtype=r.choice(names), dtype_of=dtype_of, layout=r.choice(["per-expert", "fused"]),
         dirs=dirs, shards=r.randint(len(dirs), 5), scatter=r.random() < 0.5, prompt=prompt, new=new,
         score=0 if long else r.randint(2, 60), eos_at=r.randrange(new) if stops else None, eos_in=eos_in,
-        indexer=indexer, mtp=r.random() < 0.2,
+        indexer=indexer, mtp=r.random() < 0.2, mtp_indexer=r.random() < 0.6,
     )

@@ -86,7 +86,7 @@ FIXTURES = [
         config(index_topk=6, indexer_types=["full", "shared", "full"], eos_token_id=3, num_experts_per_tok=1),
         prompt=15, new=24, eos_at=6, eos_in="generation",
     ),
-    # Dtypes change from tensor to tensor and from expert to expert; an MTP layer to be ignored; many indexer heads.
+    # Dtypes change from tensor to tensor and from expert to expert; an MTP layer with its own indexer; many indexer heads.
     Spec(
         "mixed-mtp",
         config(num_hidden_layers=3, index_topk=10, index_n_heads=64, num_nextn_predict_layers=1, eos_token_id=[1, 2, 5],
@@ -94,6 +94,32 @@ FIXTURES = [
         dtype_of=[(r"layers\.1\.mlp\.experts\.[02468]\.", "f32"), (r"layers\.2\.mlp\.experts.*down_proj", "f16"),
                   (r"norm|mlp\.gate\.|lm_head", "f32"), (r"self_attn", "f16")],
         mtp=True, shards=2,
+    ),
+    # Like the public container with its MTP layer: int4 in groups of 64, that layer int8 and without an indexer. Its context is attended whole
+    # while the others choose.
+    Spec(
+        "mtp-container",
+        config(index_topk=12, hidden_size=70, moe_intermediate_size=34, kv_lora_rank=36, q_lora_rank=34, num_hidden_layers=2,
+               n_routed_experts=5, indexer_types=["full", "shared"], vocab_size=97, num_nextn_predict_layers=1),
+        dtype="f32",
+        packed=[(r"mlp\.gate\.|norm", None), (r"embed_tokens|lm_head|layers\.2\.", "int8"), (r"proj|wq_b|wk", "int4-g64")],
+        mtp=True, mtp_indexer=False, prompt=16,
+    ),
+    # Later drafts attend to what the first one chose; fused experts in the MTP layer, biases, tied embeddings. The context passes
+    # index_topk in the prompt.
+    Spec(
+        "mtp-share",
+        config(num_hidden_layers=2, index_topk=9, index_share_for_mtp_iteration=True, num_nextn_predict_layers=1,
+               indexer_types=["full", "full"], attention_bias=True, tie_word_embeddings=True, n_routed_experts=6,
+               vocab_size=83, first_k_dense_replace=1),
+        dtype="f16", layout="fused", mtp=True, prompt=7,
+    ),
+    # Constructed: most drafts come true.
+    Spec(
+        "mtp-agrees",
+        config(num_hidden_layers=2, index_topk=16, indexer_types=["full", "shared"], num_nextn_predict_layers=1, n_routed_experts=6,
+               vocab_size=101, index_share_for_mtp_iteration=True),
+        mtp=True, mtp_agrees=(0.7, 0.95), prompt=8, new=64, score=24,
     ),
     # The context passes index_topk while decoding, not in the prompt.
     Spec(

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 import chat
 import converted
+import mtp
 import quantise
 import store
 import text
@@ -60,7 +61,10 @@ def attempt(spec, out: Path, seed: int) -> dict:
         source = Path(temp) if formats else out
         if formats:  # the library reads the values that the codes stand for
             store.write_weights(source, values, spec)
-        return record(spec, out, source, seed)
+        expected = record(spec, out, source, seed)
+        if spec.mtp:
+            expected["mtp"] = mtp.record(source, spec, expected)
+        return expected
 
 
 def record(spec, out: Path, source: Path, seed: int) -> dict:

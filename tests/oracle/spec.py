@@ -20,7 +20,9 @@ class Spec:
     eos_at: index of the generated token that is declared a stop token ("eos_in" says where), so that generation ends there.
     eos_in: "config", "list" (config.json, one of a list) or "generation" (generation_config.json alone).
     indexer: whether indexer tensors are stored. Without them the reference is the same model with dense attention.
-    mtp: whether an MTP layer, which greedy decoding ignores, is stored at index num_hidden_layers.
+    mtp: whether an MTP layer is stored at index num_hidden_layers. mtp_indexer: whether it has an indexer, if the others have.
+    mtp_agrees: for a constructed model in which a token mostly depends on the one before it alone, and whose MTP layer knows that: the least
+        and the largest share of first drafts that come true.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Spec:
     generation_config: dict | None = None
     indexer: bool = True
     mtp: bool = False
+    mtp_indexer: bool = True
+    mtp_agrees: tuple[float, float] | None = None
 
 
 def config(**changes) -> dict:

@@ -68,19 +68,20 @@ def shapes(model: torch.nn.Module, spec) -> dict[str, torch.Size]:
             continue
         out[name] = tensor.shape
     if spec.mtp:
-        out.update(mtp_shapes(out, spec.config))
+        out.update(mtp_shapes(out, spec))
     return out
 
 
-def mtp_shapes(main: dict[str, torch.Size], cfg: dict) -> dict[str, torch.Size]:
+def mtp_shapes(main: dict[str, torch.Size], spec) -> dict[str, torch.Size]:
     """The MTP layer: attention like layer 0, experts like the first sparse layer, and its own norms and projection."""
+    cfg = spec.config
     layer, hidden = cfg["num_hidden_layers"], cfg["hidden_size"]
     sparse = next(i for i in range(layer) if f"model.layers.{i}.mlp.gate.weight" in main)
     own, out = f"model.layers.{layer}.", {}
     for name, shape in main.items():
         for i, part in ((0, "self_attn."), (0, "input_layernorm."), (0, "post_attention_layernorm."), (sparse, "mlp.")):
             prefix = f"model.layers.{i}."
-            if name.startswith(prefix + part):
+            if name.startswith(prefix + part) and (spec.mtp_indexer or ".indexer." not in name):
                 out[own + name[len(prefix):]] = shape
     for norm in ("enorm", "hnorm", "shared_head.norm"):
         out[f"{own}{norm}.weight"] = torch.Size([hidden])
@@ -93,10 +94,29 @@ def make(model: torch.nn.Module, spec, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     tied = bool(spec.config.get("tie_word_embeddings"))
     out = {}
-    for name, shape in shapes(model, spec).items():
-        for part, tensor in unfuse(name, draw(name, shape, generator, tied), spec.layout):
+    drawn = {name: draw(name, shape, generator, tied) for name, shape in shapes(model, spec).items()}
+    if spec.mtp_agrees:
+        make_predictable(drawn, spec, generator)
+    for name, tensor in drawn.items():
+        for part, tensor in unfuse(name, tensor, spec.layout):
             out[part] = tensor.to(stored_dtype(part, spec)).contiguous()
     return out
+
+
+def make_predictable(drawn: dict[str, torch.Tensor], spec, generator: torch.Generator) -> None:
+    """Makes the head name the successor of the token whose embedding it sees, lets every block add little to that embedding, and makes the MTP
+    layer pass it on. Successors are a circle through all tokens from 3 on, so that no stop token is due."""
+    embed, head = drawn["model.embed_tokens.weight"], drawn["lm_head.weight"]
+    vocab, hidden = embed.shape
+    circle = 3 + torch.randperm(vocab - 3, generator=generator)
+    head *= 0.2
+    head[circle.roll(-1)] += embed[circle] * (3.0 / math.sqrt(hidden))
+    for name, tensor in drawn.items():
+        if re.search(r"o_proj|down_proj", name):
+            tensor *= 0.2
+    own = f"model.layers.{spec.config['num_hidden_layers']}."
+    drawn[f"{own}eh_proj.weight"] *= 0.2
+    drawn[f"{own}eh_proj.weight"][:, :hidden] += torch.eye(hidden)
 
 
 def unfuse(name: str, tensor: torch.Tensor, layout: str):

@@ -52,7 +52,7 @@ impl History {
                 return;
             }
         }
-        .unwrap_or_else(|| Usage::new(run.layers.clone(), run.experts, run.top_k));
+        .unwrap_or_else(|| Usage::new(self.model.layers.clone(), run.experts, run.top_k));
         usage.append(run);
         match file::write(&self.path, &usage, &self.model) {
             Ok(()) => tracing::debug!("{} has {} runs", self.path.display(), usage.runs()),

@@ -1,0 +1,285 @@
+//! How many tokens to draft: as many as pay, by what forward passes have cost and brought so far.
+//!
+//! More drafts bring more tokens a pass if they come true, and make every pass dearer: the layer that drafts has to run, and the tokens
+//! that are verified use more experts, which may have to be read. Both change with the text and with what is in memory, so nothing is
+//! assumed about either. Passes are made at one depth (drafts a pass) for a while, and now and then at the next one up or down on
+//! trial; the cheaper per token stays. Depth 0 is decoding without drafts. After a trial that failed the next one comes four times as
+//! late, so that drafting where nothing comes true costs little; after one that paid, soon, and in the same direction. When drafting
+//! costs more than decoding without drafts has, that is tried at once.
+
+use std::time::Duration;
+
+/// Drafts a pass, at most.
+pub const MAX_DEPTH: usize = 4;
+
+/// Passes of a trial that count. The one before them does not: it pays for what the passes at the other depth left undone.
+const TRIAL: u32 = 6;
+/// After so many passes, a trial that costs half as much again is given up.
+const GLANCE: u32 = 2;
+/// Tokens before the first trial and after one that paid.
+const SOON: u64 = 12;
+/// Tokens between trials, at most.
+const RARELY: u64 = 1024;
+/// What another depth must cost, at most, to be taken: clocks are not exact.
+const CLEARLY: f64 = 0.97;
+
+/// What some passes have cost and brought.
+#[derive(Clone, Copy, Debug, Default)]
+struct Passes {
+    number: u32,
+    tokens: u64,
+    time: Duration,
+}
+
+impl Passes {
+    fn add(&mut self, tokens: u64, time: Duration) {
+        self.number += 1;
+        self.tokens += tokens;
+        self.time += time;
+        // The last ones count: what is in memory changes.
+        if self.number == 2 * TRIAL {
+            self.number /= 2;
+            self.tokens = self.tokens.div_ceil(2);
+            self.time /= 2;
+        }
+    }
+
+    /// Seconds a token.
+    fn cost(&self) -> f64 {
+        self.time.as_secs_f64() / self.tokens.max(1) as f64
+    }
+}
+
+/// A few passes at another depth.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trial {
+    depth: usize,
+    /// Whether its first pass has been made.
+    begun: bool,
+    passes: Passes,
+}
+
+/// Decides on a depth before every pass, and hears after it what became of it.
+#[derive(Clone, Debug)]
+pub struct Auto {
+    depth: usize,
+    /// Passes at that depth of late.
+    usual: Passes,
+    /// Seconds a token without drafts, when that was measured last.
+    plain: f64,
+    trial: Option<Trial>,
+    /// Whether the next trial is of more drafts than now.
+    up: bool,
+    /// Tokens until the next trial, and what that was set to.
+    left: u64,
+    interval: u64,
+}
+
+impl Default for Auto {
+    fn default() -> Auto {
+        Auto::new()
+    }
+}
+
+impl Auto {
+    /// Nothing is known yet: no drafts.
+    pub fn new() -> Auto {
+        Auto {
+            depth: 0,
+            usual: Passes::default(),
+            plain: f64::INFINITY,
+            trial: None,
+            up: true,
+            left: SOON,
+            interval: SOON,
+        }
+    }
+
+    /// Tokens to draft in the next pass.
+    pub fn drafts(&self) -> usize {
+        self.trial.map_or(self.depth, |trial| trial.depth)
+    }
+
+    /// Drafts a pass, apart from a trial that is under way.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// A pass with [`Auto::drafts`] drafts took `time`, making the drafts included, and brought `tokens` tokens (1 and the drafts that came true).
+    pub fn passed(&mut self, tokens: u64, time: Duration) {
+        match &mut self.trial {
+            Some(trial) if !trial.begun => trial.begun = true,
+            Some(trial) => {
+                trial.passes.add(tokens, time);
+                let (passes, usual) = (trial.passes, self.usual);
+                if passes.number >= TRIAL {
+                    self.settle(passes.cost() < usual.cost() * CLEARLY);
+                } else if passes.number >= GLANCE && passes.cost() > usual.cost() * 1.5 {
+                    self.settle(false);
+                }
+            }
+            None => {
+                self.usual.add(tokens, time);
+                self.left = self.left.saturating_sub(tokens);
+                if self.depth == 0 {
+                    self.plain = self.usual.cost();
+                }
+                if self.usual.number >= TRIAL && self.usual.cost() * CLEARLY > self.plain {
+                    self.try_depth(0);
+                } else if self.left == 0 && self.usual.number >= GLANCE {
+                    self.try_next();
+                }
+            }
+        }
+    }
+
+    fn try_next(&mut self) {
+        self.up = match self.depth {
+            0 => true,
+            MAX_DEPTH => false,
+            _ => self.up,
+        };
+        let depth = match self.up {
+            true => self.depth + 1,
+            false => self.depth - 1,
+        };
+        self.try_depth(depth);
+    }
+
+    fn try_depth(&mut self, depth: usize) {
+        self.trial = Some(Trial {
+            depth,
+            ..Trial::default()
+        });
+    }
+
+    /// Ends a trial.
+    fn settle(&mut self, paid: bool) {
+        let Some(trial) = self.trial.take() else {
+            return;
+        };
+        if trial.depth == 0 {
+            self.plain = trial.passes.cost();
+        }
+        if paid {
+            self.depth = trial.depth;
+            self.usual = trial.passes;
+            self.interval = SOON;
+        } else {
+            self.up = !self.up;
+            self.interval = (4 * self.interval).min(RARELY);
+        }
+        self.left = self.interval;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine on which a pass takes 1 and `draft` for each draft, and a text of which so many drafts come true from a token on.
+    struct World {
+        draft: f64,
+        come_true: fn(u64) -> usize,
+        time: f64,
+        tokens: u64,
+    }
+
+    impl World {
+        fn new(draft: f64, come_true: fn(u64) -> usize) -> World {
+            World {
+                draft,
+                come_true,
+                time: 0.0,
+                tokens: 0,
+            }
+        }
+
+        fn run(&mut self, auto: &mut Auto, tokens: u64) -> f64 {
+            let (time, end) = (self.time, self.tokens + tokens);
+            while self.tokens < end {
+                let drafts = auto.drafts();
+                let took = 1.0 + self.draft * drafts as f64;
+                let brought = 1 + drafts.min((self.come_true)(self.tokens)) as u64;
+                self.time += took;
+                self.tokens += brought;
+                auto.passed(brought, Duration::from_secs_f64(took));
+            }
+            (self.time - time) / tokens as f64
+        }
+    }
+
+    #[test]
+    fn drafts_that_come_true_are_made() {
+        let mut auto = Auto::new();
+        let mut world = World::new(0.3, |_| MAX_DEPTH);
+        world.run(&mut auto, 200);
+        assert_eq!(auto.depth(), MAX_DEPTH);
+        let cost = world.run(&mut auto, 1000);
+        assert!(cost < 1.05 * (1.0 + 0.3 * 4.0) / 5.0, "{cost}");
+    }
+
+    #[test]
+    fn drafts_that_never_come_true_cost_little() {
+        let mut auto = Auto::new();
+        let mut world = World::new(0.9, |_| 0);
+        let first = world.run(&mut auto, 128);
+        assert!(first < 1.06, "{first}");
+        let later = world.run(&mut auto, 4000);
+        assert!(later < 1.01, "{later}");
+        assert_eq!((auto.depth(), auto.drafts() <= 1), (0, true));
+    }
+
+    #[test]
+    fn as_deep_as_pays() {
+        // The first draft comes true, the second never.
+        let mut auto = Auto::new();
+        let mut world = World::new(0.3, |_| 1);
+        world.run(&mut auto, 300);
+        assert_eq!(auto.depth(), 1);
+        let cost = world.run(&mut auto, 3000);
+        assert!(cost < 1.03 * 1.3 / 2.0, "{cost}");
+        // True and too dear.
+        let mut auto = Auto::new();
+        let cost = World::new(1.1, |_| MAX_DEPTH).run(&mut auto, 3000);
+        assert!(auto.depth() == 0 && cost < 1.02, "{cost}");
+    }
+
+    #[test]
+    fn a_text_that_changes_is_noticed() {
+        let mut auto = Auto::new();
+        let mut world = World::new(0.3, |token| match token {
+            0..2000 => MAX_DEPTH,
+            2000..8000 => 0,
+            _ => MAX_DEPTH,
+        });
+        world.run(&mut auto, 2000);
+        assert_eq!(auto.depth(), MAX_DEPTH);
+        let cost = world.run(&mut auto, 6000);
+        assert_eq!(auto.depth(), 0);
+        assert!(cost < 1.1, "{cost}");
+        world.run(&mut auto, 3000);
+        assert_eq!(auto.depth(), MAX_DEPTH);
+    }
+
+    #[test]
+    fn noise_does_not_make_it_draft_for_nothing() {
+        let mut auto = Auto::new();
+        let (mut tokens, mut drafted) = (0u64, 0);
+        let mut state = 1u64;
+        while tokens < 5000 {
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let noise = 0.6 + 0.8 * (state >> 40) as f64 / f64::from(1 << 24);
+            let drafts = auto.drafts();
+            drafted += drafts;
+            // Every other draft comes true, and costs as much as it brings.
+            let brought = 1 + (drafts as u64).min((state >> 20) & 1);
+            let took = noise * (1.0 + 0.6 * drafts as f64);
+            auto.passed(brought, Duration::from_secs_f64(took));
+            tokens += brought;
+        }
+        assert!(drafted < 1500, "{drafted}");
+    }
+}
