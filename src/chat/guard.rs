@@ -40,8 +40,8 @@ impl Guard {
         guard
     }
 
-    /// Chooses where to break: by a character that is in none of the texts. (There are more than a text of 64 MiB can hold in
-    /// the number of messages that fit a context; if all are used, theirs are dropped.)
+    /// Chooses where to break: by a character that is in none of the texts. (Whoever uses up the whole plane loses one of its
+    /// characters.)
     pub fn choose(&mut self, template: &str, messages: &[Message]) {
         let used = |c: char| {
             template.contains(c) || messages.iter().any(|message| message.content.contains(c))
@@ -56,9 +56,18 @@ impl Guard {
             Role::User | Role::System => &self.others,
         };
         let content = &message.content;
+        let tokens = || self.special.iter().chain(others);
+        // Some tokenizers have hundreds, which nearly all begin with the same character.
+        let mut first = [false; 256];
+        for byte in tokens().filter_map(|token| token.as_bytes().first()) {
+            first[usize::from(*byte)] = true;
+        }
         let begins = |rest: &str| {
-            let mut tokens = self.special.iter().chain(others);
-            tokens.any(|token| rest.starts_with(token.as_str()))
+            let likely = rest
+                .as_bytes()
+                .first()
+                .is_some_and(|b| first[usize::from(*b)]);
+            likely && tokens().any(|token| rest.starts_with(token.as_str()))
         };
         let mut out = String::with_capacity(content.len());
         for (i, c) in content.char_indices() {
