@@ -8,12 +8,15 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+mod generation;
 mod keys;
 mod schedule;
 #[cfg(test)]
 mod tests;
 
+pub use generation::Generation;
 use keys::Keys;
+pub(crate) use keys::read_object;
 
 /// What can be wrong with `config.json` or `generation_config.json`.
 #[derive(Debug, thiserror::Error)]
@@ -148,6 +151,8 @@ pub struct Config {
     pub norm_topk_prob: bool,
     /// Epsilon of the layer norms (not of the norms inside attention).
     pub rms_norm_eps: f32,
+    /// The longest context that the model was made for, in tokens.
+    pub max_position_embeddings: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Whether `lm_head` is `embed_tokens`.
@@ -267,6 +272,12 @@ impl Config {
             routed_scaling_factor: keys.float("routed_scaling_factor", 0.0, 1e6, Some(2.5))? as f32,
             norm_topk_prob: keys.bool("norm_topk_prob", true)?,
             rms_norm_eps: keys.float("rms_norm_eps", 0.0, 1.0, Some(1e-5))? as f32,
+            max_position_embeddings: keys.int(
+                "max_position_embeddings",
+                1,
+                u64::from(u32::MAX),
+                Some(202_752),
+            )?,
             rope_theta: rope_theta(&keys)?,
             tie_word_embeddings: keys.bool("tie_word_embeddings", false)?,
             attention_bias: keys.bool("attention_bias", false)?,

@@ -4,11 +4,13 @@
 //! Dependencies point one way: `cli` -> `model` -> `stream` -> `shards` -> `colibri-ring`. `quant` and
 //! `pool` are leaves; `weight` joins `quant` and `shards`.
 
+pub mod chat;
 pub mod config;
 pub mod convert;
 pub mod demo;
 pub mod draft;
 pub mod generate;
+pub mod kv_file;
 pub mod measure;
 pub mod model;
 pub mod plan;
@@ -22,6 +24,7 @@ pub mod simulate;
 pub mod stage;
 pub mod stream;
 pub mod synth;
+pub mod template;
 pub mod tokenizer;
 pub mod verify;
 pub mod weight;

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use colibri_ring::engine::EngineKind;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::draft;
+use colibri_uring::model::LoadOptions;
 use colibri_uring::quant::Activations;
 use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::MAX_MIRRORS;
@@ -57,6 +58,9 @@ pub struct ModelArgs {
         env = "COLIBRI_LOOKAHEAD"
     )]
     pub lookahead: LookaheadArg,
+    /// How many tokens of a prompt go through each layer at once at most [default: as many as memory allows]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), env = "COLIBRI_PREFILL_SLICE")]
+    pub prefill_slice: Option<u32>,
     /// Compute threads [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS")]
     pub threads: Option<u16>,
@@ -85,6 +89,22 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
+    /// Tokens of a prompt that may be computed at once.
+    pub fn slice(&self) -> usize {
+        self.prefill_slice.map_or(usize::MAX, |n| n as usize)
+    }
+
+    /// The choices that loading the model depends on.
+    pub fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            dsa: self.dsa == DsaArg::On,
+            dense: self.dense_bits.map(Packing::from),
+            activations: self.activations.into(),
+            threads: self.threads(),
+            direct: self.direct != DirectArg::Off,
+        }
+    }
+
     /// Compute threads to use.
     pub fn threads(&self) -> usize {
         self.threads.map_or_else(

@@ -1,7 +1,6 @@
 //! `decode`: continue a prompt.
 
-use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::builder::FalseyValueParser;
 use clap::{ArgGroup, Args};
+use colibri_uring::chat::Conversation;
 use colibri_uring::config::Config;
 use colibri_uring::demo;
 use colibri_uring::draft::{Drafter, Mode};
@@ -21,11 +21,15 @@ use colibri_uring::tokenizer::{Tokenizer, check_ids};
 use serde::Serialize;
 
 use super::args::{DraftArgs, Ids, ModelArgs};
+use super::kv::{KvArgs, Turn};
 use super::open::{self, Indexed, Tokens};
 use super::output::Output;
 use super::printer::{Printer, nowhere};
+use super::prompt::{self, PromptArgs};
+use super::sampling::SamplingArgs;
 use super::size::human;
 use super::stats::{Mtp, Stats, peak_rss_bytes};
+use super::template::{self, TemplateArgs};
 
 /// Continue a prompt, printing tokens as they are generated
 #[derive(Debug, Args)]
@@ -33,7 +37,10 @@ use super::stats::{Mtp, Stats, peak_rss_bytes};
 #[command(after_help = "Examples:\n  \
     colibri-uring decode --model /models/GLM-5.2 --ram 24GiB -n 64 --prompt \"The hummingbird\"\n  \
     colibri-uring decode --model DIR --prompt-ids 3,14,159 -n 16 --json\n  \
-    colibri-uring decode --model DIR --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7")]
+    colibri-uring decode --model DIR --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7\n  \
+    git log --oneline | colibri-uring decode --model DIR --chat --system \"Write release notes.\"\n  \
+    colibri-uring decode --model DIR --kv talk.kv --prompt-file whole-talk.txt   # computes only what is new in it\n  \
+    colibri-uring decode --model DIR --kv story.kv --kv-append --prompt \" Then\"   # goes on with the story")]
 pub struct DecodeArgs {
     #[command(flatten)]
     pub(super) model: ModelArgs,
@@ -42,64 +49,32 @@ pub struct DecodeArgs {
     pub(super) demonstrate: bool,
     #[command(flatten)]
     draft: DraftArgs,
-    /// Text to continue; needs a tokenizer.json in the model's directory
-    #[arg(
-        long,
-        value_name = "TEXT",
-        allow_hyphen_values = true,
-        env = "COLIBRI_PROMPT"
-    )]
-    prompt: Option<String>,
-    /// File with the text to continue, taken as it is
-    #[arg(long, value_name = "FILE", env = "COLIBRI_PROMPT_FILE")]
-    prompt_file: Option<PathBuf>,
+    #[command(flatten)]
+    text: PromptArgs,
+    /// Put the prompt as a message into the model's own chat template, to be answered
+    #[arg(long, conflicts_with_all = ["prompt_ids", "replay", "kv_append"], env = "COLIBRI_CHAT", value_parser = FalseyValueParser::new())]
+    chat: bool,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// Token ids to continue
     #[arg(long, value_name = "IDS", env = "COLIBRI_PROMPT_IDS")]
     prompt_ids: Option<Ids>,
     /// File of token ids: the first 4 are the prompt, the others are fed one at a time, whatever the model would choose
     #[arg(long, value_name = "FILE", env = "COLIBRI_REPLAY")]
     replay: Option<PathBuf>,
-    /// How many tokens to generate at most
-    #[arg(
-        short,
-        value_name = "N",
-        default_value_t = 128,
-        env = "COLIBRI_N",
-        conflicts_with = "replay"
-    )]
-    n: usize,
-    /// 0 takes the likeliest token; higher is more varied
-    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, env = "COLIBRI_TEMPERATURE")]
-    temperature: f32,
-    /// Draw from the likeliest tokens that have this probability together
-    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability, env = "COLIBRI_TOP_P")]
-    top_p: f32,
-    /// Draw from this many of the likeliest tokens; 0 is all
-    #[arg(long, value_name = "K", default_value_t = 0, env = "COLIBRI_TOP_K")]
-    top_k: usize,
-    /// The same seed draws the same tokens
-    #[arg(long, value_name = "S", default_value_t = 0, env = "COLIBRI_SEED")]
-    seed: u64,
+    /// How many tokens to generate at most [default: 128, or as many as the model's context has room for]
+    #[arg(short, value_name = "N", env = "COLIBRI_N", conflicts_with = "replay")]
+    n: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    kv: KvArgs,
     /// Keep what the routers said in this file, for `simulate --routing`; nothing is drafted then
     #[arg(long, value_name = "FILE", env = "COLIBRI_SAVE_ROUTING")]
     save_routing: Option<PathBuf>,
     /// Print one JSON object, when all is done
     #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(t) if t.is_finite() && t >= 0.0 => Ok(t),
-        _ => Err("a temperature is a number, 0 or more".to_owned()),
-    }
-}
-
-fn probability(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(p) if p > 0.0 && p <= 1.0 => Ok(p),
-        _ => Err("a probability is more than 0 and at most 1".to_owned()),
-    }
 }
 
 /// The JSON object.
@@ -159,15 +134,16 @@ struct Input {
 }
 
 impl Input {
-    /// Reads and encodes the prompt. Done before the model is loaded, so that a mistake shows at once.
-    fn read(args: &DecodeArgs) -> anyhow::Result<Input> {
+    /// Reads and encodes the prompt, which may come after a text that is there already. Done before the model is loaded, so
+    /// that a mistake shows at once.
+    fn read(args: &DecodeArgs, after_text: bool) -> anyhow::Result<Input> {
         let dir = &args.model.model[0];
         let tokenizer = Tokenizer::load(dir)?;
         let mut demonstrates = false;
         let (prompt, replay) = if let Some(ids) = &args.prompt_ids {
             (ids.0.clone(), None)
         } else if let Some(path) = &args.replay {
-            let mut ids = read(path)?
+            let mut ids = prompt::verbatim(path)?
                 .parse::<Ids>()
                 .map_err(anyhow::Error::msg)
                 .with_context(|| format!("cannot replay {}", path.display()))?
@@ -180,22 +156,35 @@ impl Input {
             );
             let rest = ids.split_off(REPLAY_PROMPT);
             (ids, Some(rest))
+        } else if args.kv.kv_append && !args.text.is_given() {
+            // The text in the file is the prompt.
+            (Vec::new(), None)
         } else {
-            let text = match (&args.prompt, &args.prompt_file) {
-                (Some(text), _) => text.clone(),
-                (None, Some(path)) => read(path)?,
-                (None, None) if args.demonstrate || args.model.demo => {
+            // Without a command nobody has meant the standard input for this program.
+            let given = if args.demonstrate {
+                None
+            } else {
+                args.text.read()?
+            };
+            let text = match given {
+                Some(text) => text,
+                None if args.demonstrate || args.model.demo => {
                     demonstrates = true;
                     demo::PROMPT.to_owned()
                 }
-                (None, None) => super::wrong_usage(
-                    "no prompt: give --prompt, --prompt-file, --prompt-ids or --replay".to_owned(),
+                None => super::wrong_usage(
+                    "no prompt: give --prompt, --prompt-file, --prompt-ids or --replay, or redirect the standard input".into(),
                 ),
             };
             let Some(tokenizer) = &tokenizer else {
                 bail!("no tokenizer.json in {}: give --prompt-ids", dir.display());
             };
-            (tokenizer.encode(&text)?, None)
+            match (args.chat, after_text) {
+                (true, _) => (args.message(tokenizer, &text)?, None),
+                // What begins a text has no place within one.
+                (false, true) => (tokenizer.encode_plain(&text)?, None),
+                (false, false) => (prompt::encode(tokenizer, dir, &text)?, None),
+            }
         };
         Ok(Input {
             prompt,
@@ -205,72 +194,131 @@ impl Input {
         })
     }
 
-    /// Tokens that the context has to hold.
-    fn tokens(&self, args: &DecodeArgs) -> Tokens {
-        let new = self.replay.as_ref().map_or(args.n, Vec::len);
-        Tokens {
-            context: self.prompt.len().saturating_add(new),
-            prompt: self.prompt.len(),
+    /// Tokens that come after the prompt: those of a replay, or at most as many as are asked for and fit.
+    ///
+    /// # Errors
+    /// That there is no room in the model's context, in numbers.
+    fn new_tokens(&self, args: &DecodeArgs, config: &Config) -> anyhow::Result<usize> {
+        let (prompt, context) = (self.prompt.len(), config.max_position_embeddings);
+        let limit = "max_position_embeddings of the model";
+        ensure!(
+            prompt <= context,
+            "the prompt has {prompt} tokens, and the context holds {context} ({limit})"
+        );
+        let room = context - prompt;
+        match (self.replay.as_ref().map(Vec::len), args.n) {
+            (Some(new), _) => {
+                ensure!(
+                    new <= room,
+                    "the replay has {} tokens, and the context holds {context} ({limit})",
+                    prompt.saturating_add(new)
+                );
+                Ok(new)
+            }
+            (None, Some(n)) => {
+                ensure!(
+                    n <= room,
+                    "-n {n} is too much: after a prompt of {prompt} tokens there is room for {room}, as the context holds \
+                     {context} ({limit})"
+                );
+                Ok(n)
+            }
+            (None, None) => Ok(room.min(DEFAULT_NEW)),
         }
     }
 }
 
-/// More text than any context holds.
-const MAX_PROMPT_BYTES: u64 = 64 << 20;
+/// Tokens to generate where nobody says how many.
+const DEFAULT_NEW: usize = 128;
 
-fn read(path: &Path) -> anyhow::Result<String> {
-    let read = || {
-        let mut text = String::new();
-        let file = fs::File::open(path)?;
-        file.take(MAX_PROMPT_BYTES + 1).read_to_string(&mut text)?;
-        if text.len() as u64 > MAX_PROMPT_BYTES {
-            return Err(io::Error::other(format!(
-                "it is longer than {}",
-                human(MAX_PROMPT_BYTES)
-            )));
+impl DecodeArgs {
+    /// The ids of a text as the only message of a conversation.
+    fn message(&self, tokenizer: &Tokenizer, text: &str) -> anyhow::Result<Vec<u32>> {
+        let format = self.template.format(&self.model.model[0])?;
+        let system = self.template.system.clone();
+        // How much fits is known when the config is.
+        Ok(Conversation::new(tokenizer, format, system)
+            .ask(text, usize::MAX)?
+            .ids)
+    }
+
+    /// Ends the program when flags are given that have no meaning without `--chat`. In the environment they are for other commands too.
+    fn check_chat(&self) {
+        let named = |flag: &str, variable: &str| {
+            if std::env::var_os(variable).is_none() {
+                super::wrong_usage(format!("{flag} needs --chat"));
+            }
+        };
+        if self.chat {
+            return;
         }
-        Ok(text)
-    };
-    read().with_context(|| format!("cannot read {}", path.display()))
+        if self.template.system.is_some() {
+            named("--system", "COLIBRI_SYSTEM");
+        }
+        if !self.template.template_var.is_empty() {
+            named("--template-var", "COLIBRI_TEMPLATE_VAR");
+        }
+    }
 }
 
 /// Loads the model, generates and prints.
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
-    let input = Input::read(args)?;
+    args.check_chat();
     let drafts = drafts(args);
     let indexed = Indexed::open(&args.model)?.drafting(drafts)?;
+    let mut turn = Turn::open(&args.kv, || indexed.fingerprint(&args.model))?;
+    let mut input = Input::read(args, turn.as_ref().is_some_and(Turn::goes_on))?;
+    if let Some(turn) = &turn {
+        input.prompt = turn.text(input.prompt);
+        ensure!(
+            !input.prompt.is_empty(),
+            "there is nothing to go on with: the file of --kv has no text yet, and no prompt is given"
+        );
+    }
     let config = indexed.config();
     check_ids(&input.prompt, config.vocab_size)?;
+    let new = input.new_tokens(args, config)?;
     let source = match &input.replay {
         Some(ids) => {
             check_ids(ids, config.vocab_size)?;
             Source::Replay(ids.clone())
         }
-        None => Source::Sample {
-            sampler: Box::new(Sampler::new(Sampling {
+        None => {
+            let defaults = Sampling {
                 // A small model repeats itself when it always says the likeliest.
-                temperature: match args.temperature {
-                    0.0 if input.demonstrates => 0.7,
-                    temperature => temperature,
-                },
-                top_p: args.top_p,
-                top_k: args.top_k,
-                seed: args.seed,
-            })),
-            max: args.n,
-            stop: config.eos_token_ids.clone(),
-        },
+                temperature: if input.demonstrates { 0.7 } else { 0.0 },
+                ..Sampling::default()
+            };
+            let mut sampler = Sampler::new(args.sampling.over(defaults));
+            sampler.observe(&input.prompt);
+            let mut stop = config.eos_token_ids.clone();
+            if let (true, Some(tokenizer)) = (args.chat, &input.tokenizer) {
+                stop.extend(template::end_of_message(tokenizer, &args.model.model[0])?);
+            }
+            Source::Sample {
+                sampler: Box::new(sampler),
+                max: new,
+                stop,
+            }
+        }
+    };
+    let tokens = Tokens {
+        context: input.prompt.len().saturating_add(new),
+        prompt: input.prompt.len() - turn.as_ref().map_or(0, |turn| turn.reusable(&input.prompt)),
     };
     let routing = (args.save_routing.as_deref())
         .map(|path| recorder(path, config))
         .transpose()?;
-    let tokens = input.tokens(args);
     let (opened, mut store) = indexed.load(&args.model, tokens)?;
     let routing = routing.map(|(file, recorder)| {
         store.record_routing(recorder);
         file
     });
     let mut session = opened.session(store)?;
+    let reused = match &mut turn {
+        Some(turn) => turn.restore(&mut session, &input.prompt)?,
+        None => 0,
+    };
     let mut out = if args.json {
         nowhere()
     } else {
@@ -279,12 +327,13 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     if input.demonstrates {
         out.write_all(demo::PROMPT.as_bytes())?;
     }
-    let mut printer = Printer::new(out, input.tokenizer.as_ref());
+    let mut printer = Printer::new(out, input.tokenizer.as_ref())
+        .on_terminal(!args.json && io::stdout().is_terminal());
     let mut prompt_phases = None;
     // The last token is never fed.
     let mut drafter = Drafter::new(&mut session, drafts, tokens.context - 1);
     let generated = generate(
-        &input.prompt,
+        &input.prompt[reused..],
         source,
         |ids| {
             let logits = match drafter.feed(ids) {
@@ -301,6 +350,16 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let generated = generated?;
     opened.keep_usage(&mut session);
     printer.finish()?;
+    // What was generated is printed also if it cannot be saved.
+    // Without it the next run drafts less.
+    if turn.is_some()
+        && let Err(error) = session.settle_drafts()
+    {
+        tracing::debug!("the prediction layer is not up to date: {error}");
+    }
+    let saved = turn.as_mut().map_or(Ok(()), |turn| {
+        turn.save(&session, &input.prompt, &generated.ids, generated.finish)
+    });
     if let (Some(file), Some(mut recorder)) = (routing, session.store_mut().take_recorder()) {
         recorder.event(&measured(&prompt_phases, &session, generated.decoded));
         file.keep(recorder.finish())?;
@@ -308,6 +367,9 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let stats = Stats {
         load_seconds: opened.load_seconds(),
         prefill_seconds: generated.prefill.as_secs_f64(),
+        prefilled_tokens: (session.len().min(input.prompt.len()) - reused) as u64,
+        reused_tokens: reused as u64,
+        kv: turn.as_ref().map(Turn::stats),
         decode_seconds: generated.decode.as_secs_f64(),
         tokens_per_second: rate(&generated),
         peak_rss_bytes: peak_rss_bytes(),
@@ -330,6 +392,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     } else {
         summarise(&generated, &stats);
     }
+    saved?;
     Ok(match generated.finish {
         Finish::Interrupted => super::interrupt::exit_code(),
         _ => ExitCode::SUCCESS,
@@ -364,7 +427,7 @@ fn summarise(generated: &Generated, stats: &Stats) {
     let _ = writeln!(
         io::stderr(),
         "[{} tokens, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \
-         {} of experts read by {}{}, {:.0}% were in memory; peak {}{}{}]",
+         {} of experts read by {}{}, {:.0}% were in memory; peak {}{}{}{}]",
         generated.ids.len(),
         stats.tokens_per_second,
         stats.load_seconds,
@@ -380,6 +443,14 @@ fn summarise(generated: &Generated, stats: &Stats) {
             Activations::Exact => "",
             Activations::Int8 => "; activations rounded to int8",
         },
+        stats.kv.map_or_else(String::new, |kv| format!(
+            "; {} tokens reused in {:.2} s, {} computed, saved in {:.2} s: {}",
+            stats.reused_tokens,
+            kv.restore_seconds,
+            stats.prefilled_tokens,
+            kv.save_seconds,
+            human(kv.file_bytes),
+        )),
         match &stats.mtp {
             mtp if mtp.drafted > 0 => format!(
                 "; {} of {} drafts came true, {:.2} tokens a pass",

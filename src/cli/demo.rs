@@ -30,6 +30,7 @@ pub fn provide(command: &mut Command) -> anyhow::Result<Option<Demo>> {
 fn model_of(command: &mut Command) -> Option<&mut Vec<PathBuf>> {
     match command {
         Command::Decode(args) => Some(&mut args.model.model),
+        Command::Chat(args) => Some(&mut args.model.model),
         Command::Score(args) => Some(&mut args.model.model),
         Command::Plan(args) => Some(&mut args.model.model),
         Command::Simulate(args) => Some(&mut args.model),

@@ -19,6 +19,35 @@ pub fn install() -> io::Result<Arc<AtomicBool>> {
     Ok(asked)
 }
 
+/// Signals to a conversation.
+#[derive(Clone, Debug)]
+pub struct Interrupts {
+    /// The answer is to stop. To be cleared before the next one.
+    pub asked: Arc<AtomicBool>,
+    /// The program is to end after it.
+    pub terminated: Arc<AtomicBool>,
+    /// Nothing is being answered: then signals do what they do without us.
+    pub idle: Arc<AtomicBool>,
+}
+
+impl Interrupts {
+    /// Prepares for SIGINT and SIGTERM. The first one of either stops an answer; a second one before it has stopped ends the process.
+    pub fn install() -> io::Result<Interrupts> {
+        let interrupts = Interrupts {
+            asked: Arc::new(AtomicBool::new(false)),
+            terminated: Arc::new(AtomicBool::new(false)),
+            idle: Arc::new(AtomicBool::new(true)),
+        };
+        for signal in [SIGINT, SIGTERM] {
+            flag::register_conditional_default(signal, Arc::clone(&interrupts.idle))?;
+            flag::register_conditional_default(signal, Arc::clone(&interrupts.asked))?;
+            flag::register(signal, Arc::clone(&interrupts.asked))?;
+        }
+        flag::register(SIGTERM, Arc::clone(&interrupts.terminated))?;
+        Ok(interrupts)
+    }
+}
+
 /// What a shell reports of a program that SIGINT ended.
 pub fn exit_code() -> ExitCode {
     ExitCode::from(130)

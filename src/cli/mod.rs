@@ -1,18 +1,21 @@
 //! The command line: argument parsing and printing only, one file a subcommand.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 mod args;
+mod chat;
 mod convert;
 mod decode;
 mod demo;
 mod doctor;
+mod environment;
 mod inspect;
 mod interrupt;
+mod kv;
 mod mirror;
 mod open;
 mod output;
@@ -20,12 +23,16 @@ mod plan;
 mod printer;
 mod profile;
 mod progress;
+mod prompt;
 mod report;
+mod sampling;
 mod score;
 mod simulate;
 mod size;
 mod stats;
 mod synth;
+mod template;
+mod terminal;
 
 /// Runs mixture-of-experts language models far larger than memory, their experts streamed from SSD through io_uring.
 #[derive(Debug, Parser)]
@@ -46,6 +53,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Decode(Box<decode::DecodeArgs>),
+    Chat(Box<chat::ChatArgs>),
     Score(Box<score::ScoreArgs>),
     Profile(profile::ProfileArgs),
     Mirror(mirror::MirrorArgs),
@@ -59,7 +67,7 @@ enum Command {
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = environment::parse(Cli::command(), std::env::args_os().collect());
     log_to_stderr(cli.verbose);
     let outcome = match cli.command {
         Some(command) => run(command),
@@ -82,6 +90,7 @@ fn run(mut command: Command) -> anyhow::Result<ExitCode> {
     let _demo = demo::provide(&mut command)?;
     match command {
         Command::Decode(args) => decode::run(&args),
+        Command::Chat(args) => chat::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Mirror(args) => mirror::run(&args),
@@ -96,7 +105,11 @@ fn run(mut command: Command) -> anyhow::Result<ExitCode> {
 
 /// What is run when no command is given: something to see, and what to do next.
 fn demonstrate() -> anyhow::Result<ExitCode> {
-    let mut command = Cli::parse_from(["colibri-uring", "decode"]).command;
+    let mut command = environment::parse::<Cli>(
+        Cli::command(),
+        ["colibri-uring", "decode"].map(Into::into).into(),
+    )
+    .command;
     if let Some(Command::Decode(args)) = &mut command {
         args.demonstrate = true;
     }
@@ -119,7 +132,7 @@ fn log_to_stderr(verbose: u8) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
+        .with_ansi(terminal::styled(&io::stderr()))
         .with_target(false)
         .without_time()
         // Lines that cannot be written are lost; reporting that on the same stderr would panic.

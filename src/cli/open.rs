@@ -1,5 +1,7 @@
 //! From a directory to a model that runs: shards, config, memory plan, resident weights, expert store.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
@@ -7,8 +9,9 @@ use colibri_ring::engine::Options;
 use colibri_ring::replica::Stats;
 use colibri_uring::config::Config;
 use colibri_uring::draft::Mode;
+use colibri_uring::kv_file::Fingerprint;
 use colibri_uring::model::{
-    LoadOptions, Model, Phase, PredictionError, Session, SessionOptions, prediction,
+    Model, Phase, PredictionError, Session, SessionOptions, check_context, prediction,
 };
 use colibri_uring::plan::{self, Ask, Plan, PlanError, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
@@ -17,7 +20,7 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stream::usage::{History, Identity, Usage};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 
-use super::args::{DirectArg, DsaArg, ModelArgs, check_mirrors, check_weights};
+use super::args::{DsaArg, ModelArgs, check_mirrors, check_weights};
 use super::interrupt;
 use super::progress;
 use super::size::human;
@@ -28,7 +31,7 @@ use super::stats::{EngineStats, Foreseen, Latency, Replica};
 pub struct Tokens {
     /// Of the whole context.
     pub context: usize,
-    /// Of the prompt, which is computed at once as far as memory allows.
+    /// Of the part of the prompt that has to be computed, which is done at once as far as memory allows.
     pub prompt: usize,
 }
 
@@ -88,6 +91,17 @@ impl Indexed {
         &self.config
     }
 
+    /// What the numbers of a cache depend on.
+    pub fn fingerprint(&self, args: &ModelArgs) -> anyhow::Result<Fingerprint> {
+        let options = args.load_options();
+        Ok(Fingerprint::of(
+            &self.shards,
+            &self.config,
+            &options,
+            args.expert_bits.map(Packing::from),
+        )?)
+    }
+
     /// What the model would need for a context. Nothing is loaded.
     pub fn survey(mut self, args: &ModelArgs, tokens: Tokens) -> anyhow::Result<Survey> {
         Ok(self.measure(args, tokens)?.0)
@@ -99,6 +113,7 @@ impl Indexed {
         args: &ModelArgs,
         tokens: Tokens,
     ) -> anyhow::Result<(Survey, ExpertFiles)> {
+        check_context(&self.config, tokens.context)?;
         let catalog = Catalog::new(&self.shards, &self.config)?;
         let files = ExpertFiles::new(&self.shards, catalog, args.direct.into())?;
         let survey = survey(args, tokens, self, &files);
@@ -134,13 +149,7 @@ impl Indexed {
         }
         let top_k = config.num_experts_per_tok;
         let identity = Identity::of(&shards, &config);
-        let options = LoadOptions {
-            dsa: args.dsa == DsaArg::On,
-            dense: args.dense_bits.map(Packing::from),
-            activations: args.activations.into(),
-            threads: args.threads(),
-            direct: args.direct != DirectArg::Off,
-        };
+        let options = args.load_options();
         let bar = progress::bytes(plan.needs.dense);
         let model = Model::load_with(&shards, config, options, &|done, all| {
             bar.set_length(all);
@@ -173,6 +182,7 @@ impl Indexed {
                 history,
                 round_experts: args.expert_bits.map(Packing::from),
                 scratch_bytes: usize::try_from(plan.needs.scratch)?,
+                slice: args.slice(),
                 load_seconds,
             },
             store,
@@ -184,7 +194,7 @@ impl Indexed {
 fn survey(args: &ModelArgs, tokens: Tokens, of: &Indexed, files: &ExpertFiles) -> Survey {
     let ask = Ask {
         context: tokens.context,
-        prompt: tokens.prompt,
+        prompt: tokens.prompt.min(args.slice()),
         threads: args.threads(),
         dsa: args.dsa == DsaArg::On,
         drafts: of.drafts.most(),
@@ -231,6 +241,7 @@ pub struct Opened {
     history: Option<History>,
     round_experts: Option<Packing>,
     scratch_bytes: usize,
+    slice: usize,
     load_seconds: f64,
 }
 
@@ -251,12 +262,18 @@ impl Opened {
     /// ends the process.
     pub fn session(&self, store: ExpertStore) -> anyhow::Result<Session<'_>> {
         let stop = interrupt::install().context("cannot handle Ctrl-C")?;
+        Ok(self.session_until(store, stop))
+    }
+
+    /// An empty context, of which a call soon ends when `stop` becomes true.
+    pub fn session_until(&self, store: ExpertStore, stop: Arc<AtomicBool>) -> Session<'_> {
         let options = SessionOptions {
             stop: Some(stop),
             scratch_bytes: self.scratch_bytes,
+            slice: self.slice,
             round_experts: self.round_experts,
         };
-        Ok(Session::new(&self.model, store, &self.pool, options))
+        Session::new(&self.model, store, &self.pool, options)
     }
 }
 

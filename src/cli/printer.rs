@@ -9,6 +9,7 @@ pub struct Printer<'a, W> {
     out: W,
     stream: Option<TextStream<'a>>,
     empty: bool,
+    terminal: bool,
 }
 
 impl<'a, W: Write> Printer<'a, W> {
@@ -17,7 +18,14 @@ impl<'a, W: Write> Printer<'a, W> {
             out,
             stream: tokenizer.map(Tokenizer::stream),
             empty: true,
+            terminal: false,
         }
+    }
+
+    /// The output is a terminal, which what a model writes shall not control.
+    pub fn on_terminal(mut self, terminal: bool) -> Printer<'a, W> {
+        self.terminal = terminal;
+        self
     }
 
     /// Prints what is certain after one more token; whole characters only.
@@ -25,7 +33,7 @@ impl<'a, W: Write> Printer<'a, W> {
         match &mut self.stream {
             Some(stream) => {
                 let text = stream.push(id)?;
-                self.out.write_all(text.as_bytes())?;
+                write_text(&mut self.out, &text, self.terminal)?;
             }
             None if self.empty => write!(self.out, "{id}")?,
             None => write!(self.out, " {id}")?,
@@ -38,12 +46,30 @@ impl<'a, W: Write> Printer<'a, W> {
     /// Prints what was held back, and ends the line.
     pub fn finish(mut self) -> anyhow::Result<()> {
         if let Some(stream) = self.stream.take() {
-            self.out.write_all(stream.finish()?.as_bytes())?;
+            write_text(&mut self.out, &stream.finish()?, self.terminal)?;
         }
         self.out.write_all(b"\n")?;
         self.out.flush()?;
         Ok(())
     }
+}
+
+/// Text as it is, or for a terminal: there a control character other than a newline or tab becomes its picture.
+fn write_text(out: &mut impl Write, text: &str, terminal: bool) -> io::Result<()> {
+    let harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
+    if !terminal || text.chars().all(harmless) {
+        return out.write_all(text.as_bytes());
+    }
+    let shown = |c: char| match c {
+        c if harmless(c) => c,
+        '\u{7f}' => '\u{2421}',
+        // U+2400 to U+241F are pictures of U+0000 to U+001F.
+        c => char::from_u32(0x2400 + u32::from(c))
+            .filter(|_| c < ' ')
+            .unwrap_or(char::REPLACEMENT_CHARACTER),
+    };
+    let text: String = text.chars().map(shown).collect();
+    out.write_all(text.as_bytes())
 }
 
 /// Nothing is printed: for `--json`, whose one object comes at the end.
@@ -64,6 +90,18 @@ mod tests {
         }
         printer.finish().unwrap();
         assert_eq!(out, b"3 14 159\n");
+    }
+
+    #[test]
+    fn a_terminal_is_not_controlled() {
+        let text = "a\x1b[2J\r\n\tb\u{7f}\u{9b}é";
+        let written = |terminal| {
+            let mut out = Vec::new();
+            write_text(&mut out, text, terminal).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(written(false), text);
+        assert_eq!(written(true), "a␛[2J␍\n\tb␡\u{fffd}é");
     }
 
     #[test]

@@ -7,11 +7,19 @@ use colibri_uring::quant::Activations;
 use colibri_uring::stream::LayerStats;
 use serde::Serialize;
 
+use super::kv::KvStats;
+
 /// The `stats` object.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stats {
     pub load_seconds: f64,
     pub prefill_seconds: f64,
+    /// Tokens of the prompt that were computed.
+    pub prefilled_tokens: u64,
+    /// Tokens of the prompt that the file of `--kv` had.
+    pub reused_tokens: u64,
+    /// What that file has cost; null without `--kv`.
+    pub kv: Option<KvStats>,
     pub decode_seconds: f64,
     /// Tokens fed one at a time, by the second; 0 when there was none.
     pub tokens_per_second: f64,
@@ -143,8 +151,17 @@ pub struct Latency {
 
 /// The most memory that was ever resident, in bytes; 0 where /proc does not say.
 pub fn peak_rss_bytes() -> u64 {
+    status_bytes("VmHWM:")
+}
+
+/// The memory that is resident, in bytes; 0 where /proc does not say.
+pub fn rss_bytes() -> u64 {
+    status_bytes("VmRSS:")
+}
+
+fn status_bytes(key: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
     let kib: u64 = line
         .and_then(|value| value.trim().trim_end_matches("kB").trim().parse().ok())
         .unwrap_or(0);

@@ -26,6 +26,22 @@ pub enum ModelError {
         /// Size of the vocabulary, at least 1.
         vocab_size: usize,
     },
+    /// More tokens than the model was made for.
+    #[error(
+        "a context of {tokens} tokens is longer than the model allows: its max_position_embeddings is {max}"
+    )]
+    ContextTooLong {
+        /// Tokens of the context.
+        tokens: usize,
+        /// The longest context.
+        max: usize,
+    },
+    /// A cache cannot become that of a session.
+    #[error("the cached context does not fit the model: {what}")]
+    Cache {
+        /// What does not fit.
+        what: &'static str,
+    },
     /// There is nothing to compute.
     #[error("no token ids given: at least one is needed")]
     NoTokens,

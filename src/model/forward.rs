@@ -27,11 +27,17 @@ use crate::pool::Pool;
 use crate::quant::encode::Packing;
 use crate::stream::ExpertStore;
 
+mod context;
+
+pub use context::{check_context, reusable};
+
 /// How a session works.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
     /// Bytes that the buffers of a prefill may take, about.
     pub scratch_bytes: usize,
+    /// Tokens of a prompt that go through the layers at once, where scratch allows as many; at least 1.
+    pub slice: usize,
     /// What float and FP8 experts are rounded to whenever they are computed; `None` keeps them. This alone does change numbers.
     pub round_experts: Option<Packing>,
     /// When this becomes true, the running call soon ends with [`ModelError::Stopped`].
@@ -42,6 +48,7 @@ impl Default for SessionOptions {
     fn default() -> SessionOptions {
         SessionOptions {
             scratch_bytes: 16 << 20,
+            slice: usize::MAX,
             round_experts: None,
             stop: None,
         }
@@ -103,7 +110,8 @@ impl<'m> Session<'m> {
             Sparsity::Active(top_k) => Some(top_k),
             _ => None,
         };
-        let sizes = Sizes::new(config, top_k.is_some(), options.scratch_bytes);
+        let mut sizes = Sizes::new(config, top_k.is_some(), options.scratch_bytes);
+        sizes.slice = sizes.slice.min(options.slice).max(1);
         let rounding = options.round_experts.map(Rounding::new);
         let mtp = model.mtp.as_ref();
         let all = model.layers.iter().chain(mtp.map(|mtp| &mtp.layer));
@@ -114,6 +122,8 @@ impl<'m> Session<'m> {
                 .indexer
                 .as_ref()
                 .map(|_| Rows::new(config.index_head_dim)),
+            // The rows of the prediction layer depend on the token after their own.
+            ahead: usize::from(mtp.is_some_and(|mtp| std::ptr::eq(layer, &mtp.layer))),
         });
         Session {
             model,
@@ -144,8 +154,8 @@ impl<'m> Session<'m> {
     /// Appends `ids` to the context; the logits [vocab_size] after the last of them.
     ///
     /// # Errors
-    /// No ids, an id outside the vocabulary, an expert that cannot be read, or a stop. The context is then as
-    /// long as before, or ends with the last complete slice.
+    /// No ids, an id outside the vocabulary, a context that becomes longer than the model allows, an expert that cannot be
+    /// read, or a stop. The context is then as long as before, or ends with the last complete slice.
     pub fn prefill(&mut self, ids: &[u32]) -> Result<&[f32], ModelError> {
         self.check(ids)?;
         let mut last = 0;
@@ -194,38 +204,14 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
-    /// Tokens in the context.
-    pub fn len(&self) -> usize {
-        self.ids.len()
-    }
-
     /// Whether tokens can be drafted.
     pub fn can_draft(&self) -> bool {
         self.drafting.is_some()
     }
 
-    /// The tokens in the context.
-    pub fn ids(&self) -> &[u32] {
-        &self.ids
-    }
-
     /// The logits of the last call: [vocab_size] after its last token, or of every token of [`Session::speculate`].
     pub fn logits(&self) -> &[f32] {
         &self.logits
-    }
-
-    /// Whether the context is empty.
-    pub fn is_empty(&self) -> bool {
-        self.ids.is_empty()
-    }
-
-    /// Forgets the tokens from `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        if len < self.len() {
-            self.ids.truncate(len);
-            self.truncate_drafting();
-            self.cache.truncate(len);
-        }
     }
 
     /// What was done so far.
@@ -248,7 +234,13 @@ impl<'m> Session<'m> {
         &mut self.store
     }
 
+    /// Whether `ids` can be appended to the context.
     pub(super) fn check(&self, ids: &[u32]) -> Result<(), ModelError> {
+        self.check_ids(ids)?;
+        check_context(&self.model.config, self.len() + ids.len())
+    }
+
+    fn check_ids(&self, ids: &[u32]) -> Result<(), ModelError> {
         let vocab_size = self.model.config.vocab_size;
         match ids.iter().find(|id| **id as usize >= vocab_size) {
             Some(&id) => Err(ModelError::Token { id, vocab_size }),

@@ -25,14 +25,19 @@ impl Rows {
         }
     }
 
+    /// Rows in the list.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Values of a row.
     pub fn width(&self) -> usize {
         self.width
-    }
-
-    /// Number of rows.
-    pub fn len(&self) -> usize {
-        self.len
     }
 
     /// Appends a row of `width` values.
@@ -84,7 +89,24 @@ pub struct LayerCache {
     pub kv: Rows,
     /// Per token: the indexer's key. Kept from the first token on, also while attention is still dense.
     pub index_keys: Option<Rows>,
+    /// How many tokens after its own a row depends on. A list has as many rows less than there are tokens, or still fewer.
+    pub ahead: usize,
 }
+
+/// Values that one layer keeps of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerWidths {
+    /// Of the compressed key-value and the rotated key.
+    pub kv: usize,
+    /// Of the indexer's key, in layers that have one.
+    pub index_key: Option<usize>,
+    /// How many tokens after its own a row depends on: 0, but for layers that predict.
+    pub ahead: usize,
+}
+
+/// What a cache keeps of a token, by layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvShape(pub Vec<LayerWidths>);
 
 /// The cache of all layers.
 #[derive(Debug)]
@@ -92,6 +114,20 @@ pub struct KvCache {
     /// By layer. That of the prediction layer comes last, where it is used; it may have fewer rows than the others: row t is known
     /// when token t + 1 is.
     pub layers: Vec<LayerCache>,
+}
+
+impl KvShape {
+    /// Width and `ahead` of the rows of every list, in the order of [`KvCache::rows`].
+    pub fn lists(&self) -> impl Iterator<Item = (usize, usize)> {
+        (self.0.iter())
+            .flat_map(|layer| {
+                [
+                    Some((layer.kv, layer.ahead)),
+                    layer.index_key.map(|w| (w, layer.ahead)),
+                ]
+            })
+            .flatten()
+    }
 }
 
 impl LayerCache {
@@ -105,6 +141,42 @@ impl LayerCache {
 }
 
 impl KvCache {
+    /// A cache without rows.
+    pub fn new(shape: &KvShape) -> KvCache {
+        let layer = |widths: &LayerWidths| LayerCache {
+            kv: Rows::new(widths.kv),
+            index_keys: widths.index_key.map(Rows::new),
+            ahead: widths.ahead,
+        };
+        KvCache {
+            layers: shape.0.iter().map(layer).collect(),
+        }
+    }
+
+    /// What it keeps of a token.
+    pub fn shape(&self) -> KvShape {
+        let widths = |layer: &LayerCache| LayerWidths {
+            kv: layer.kv.width(),
+            index_key: layer.index_keys.as_ref().map(Rows::width),
+            ahead: layer.ahead,
+        };
+        KvShape(self.layers.iter().map(widths).collect())
+    }
+
+    /// All lists of rows: of each layer the key-values, then the indexer's keys if there are any.
+    pub fn rows(&self) -> impl Iterator<Item = &Rows> {
+        (self.layers.iter())
+            .flat_map(|layer| [Some(&layer.kv), layer.index_keys.as_ref()])
+            .flatten()
+    }
+
+    /// The lists of [`KvCache::rows`], to be filled.
+    pub fn rows_mut(&mut self) -> impl Iterator<Item = &mut Rows> {
+        (self.layers.iter_mut())
+            .flat_map(|layer| [Some(&mut layer.kv), layer.index_keys.as_mut()])
+            .flatten()
+    }
+
     /// Forgets all tokens from `len` on, in every layer.
     pub fn truncate(&mut self, len: usize) {
         self.layers.iter_mut().for_each(|layer| layer.truncate(len));

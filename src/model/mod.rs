@@ -29,7 +29,8 @@ mod users;
 
 pub use clock::Phase;
 pub use error::ModelError;
-pub use forward::{Session, SessionOptions, Stats};
+pub use forward::{Session, SessionOptions, Stats, check_context, reusable};
+pub use kv::{KvCache, KvShape, LayerCache, LayerWidths, Rows};
 pub use load::{LoadOptions, Model, Sparsity, resident_formats};
 pub use mtp::{PredictionError, prediction};
 pub use needs::{draft_bytes, kv_bytes, resident_bytes, scores_bytes};

@@ -9,7 +9,7 @@ use serde_json::Value;
 /// Nothing on a fixture takes as long, so that what does hangs.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The binary, in an environment that configures nothing but that fixtures stay as they are.
+/// The binary, in an environment that configures nothing but that fixtures, and the home directory, stay as they are.
 pub fn colibri() -> Command {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin("colibri-uring"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
@@ -17,6 +17,7 @@ pub fn colibri() -> Command {
     }
     command.env_remove("RUST_LOG");
     command.env("COLIBRI_NO_USAGE", "1");
+    command.env("COLIBRI_NO_KV", "1");
     command
 }
 

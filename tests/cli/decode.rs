@@ -69,6 +69,9 @@ fn the_json_has_the_contracts_keys_and_no_others() {
     let mut wanted = [
         "load_seconds",
         "prefill_seconds",
+        "prefilled_tokens",
+        "reused_tokens",
+        "kv",
         "decode_seconds",
         "tokens_per_second",
         "peak_rss_bytes",
@@ -88,8 +91,10 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         "usage_runs",
         "lookahead",
         "ring_enters",
+        "window_bytes",
         "replicas",
         "latency_us",
+        "window_bytes",
     ];
     wanted.sort_unstable();
     let stats = &report["stats"];

@@ -11,10 +11,11 @@ use crate::broken::Broken;
 use crate::child::{colibri, complaints, finish, json_of};
 
 /// A model that never stops by itself.
-fn endless() -> Broken {
+pub fn endless() -> Broken {
     let model = Broken::copy("bf16-shared");
     let mut config = model.config();
     config.insert("eos_token_id".to_owned(), json!([]));
+    config.insert("max_position_embeddings".to_owned(), json!(1 << 20));
     model.set_config(&config);
     model
 }
@@ -35,14 +36,14 @@ fn endless_decode(model: &Broken, prompt: &str) -> Command {
     command
 }
 
-fn interrupt(child: &Child) {
+pub fn interrupt(child: &Child) {
     // SAFETY: a system call on integers; the child has not been waited for, so its id is its own.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
 }
 
 /// Waits until the child handles SIGINT itself, which it does from when it has loaded the model. It prepares for SIGTERM
 /// last, so that then all is prepared.
-fn wait_until_it_catches_signals(child: &mut Child) {
+pub fn wait_until_it_catches_signals(child: &mut Child) {
     let path = format!("/proc/{}/status", child.id());
     while child.try_wait().unwrap().is_none() {
         let status = fs::read_to_string(&path).unwrap();
@@ -57,7 +58,7 @@ fn wait_until_it_catches_signals(child: &mut Child) {
 }
 
 /// Exit code and what was written; kills what does not end.
-fn end(mut child: Child) -> (Option<i32>, String, String) {
+pub fn end(mut child: Child) -> (Option<i32>, String, String) {
     let (mut out, mut err) = (child.stdout.take(), child.stderr.take().unwrap());
     let reader = std::thread::spawn(move || {
         let mut text = String::new();

@@ -237,12 +237,12 @@ fn a_prompt_that_cannot_be() {
     let report = json_of(&finish(model.run("decode", &none)));
     assert_eq!(report["token_ids"], json!([]));
     assert_eq!(report["finish_reason"], "length");
-    // More than can be counted, and more than there is memory for.
+    // More than can be counted, and more than the model was made for.
     for n in ["18446744073709551615", "1000000000000000"] {
         let error = error_of(&finish(
             model.run("decode", &["--prompt-ids", "1", "-n", n]),
         ));
-        assert!(error.contains("does not fit"), "{error}");
+        assert!(error.contains("room for"), "{error}");
     }
     let prompt = model.file("prompt");
     fs::write(&prompt, [0xff, 0xfe]).unwrap();

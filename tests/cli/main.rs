@@ -4,6 +4,7 @@
 mod common;
 
 mod broken;
+mod chat;
 mod child;
 mod convert;
 mod convert_ends;
@@ -13,12 +14,18 @@ mod ends;
 mod hostile_shards;
 mod hostile_text;
 mod identical;
+mod kv;
+mod kv_chat;
+mod kv_refused;
+mod long;
 mod lookahead;
 mod mtp;
 mod plan;
+mod pty;
 mod reference;
 mod sandbox;
 mod simulate;
 mod synth;
+mod text;
 mod usage;
 mod usage_history;

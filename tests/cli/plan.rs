@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::broken::Broken;
 use crate::child::{colibri, error_of, finish, json_of, on_model, stderr};
 use crate::common::Saved;
 
@@ -65,7 +66,14 @@ fn without_a_budget_it_is_what_is_available() {
 
 #[test]
 fn a_longer_context_and_a_longer_prompt_take_more() {
-    let of = |args: &[&str], key: &str| bytes(&plan(&[&["--ram", "2GiB"], args].concat()), key);
+    let model = Broken::copy("tiny-text");
+    let mut config = model.config();
+    config.insert("max_position_embeddings".to_owned(), json!(100_000));
+    model.set_config(&config);
+    let of = |args: &[&str], key: &str| {
+        let args = [&["--ram", "2GiB", "--json"], args].concat();
+        bytes(&json_of(&finish(model.run("plan", &args))), key)
+    };
     let kv = |context: &str| of(&["--context", context], "kv_bytes");
     assert!(kv("20000") > kv("10000"));
     let scratch = |prompt: &str| {
@@ -74,6 +82,12 @@ fn a_longer_context_and_a_longer_prompt_take_more() {
     };
     assert!(scratch("99999") > scratch("1"));
     assert_eq!(of(&["--cache-slots", "2"], "cache_slots_per_layer"), 2);
+    let longer = finish(model.run("plan", &["--context", "100001"]));
+    let line = error_of(&longer);
+    assert!(
+        line.contains("100001") && line.contains("max_position_embeddings is 100000"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -51,6 +51,18 @@ pub fn limit_files(command: &mut Command, files: u64) {
     limit(command, libc::RLIMIT_NOFILE, files);
 }
 
+/// No file may become longer than this, as on a disk that is full: writing fails with EFBIG.
+pub fn limit_file_size(command: &mut Command, bytes: u64) {
+    // SAFETY: a system call on integers; what is ignored stays so through exec.
+    let ignore = || match unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    };
+    // SAFETY: the closure makes one system call, and allocates nothing.
+    unsafe { command.pre_exec(ignore) };
+    limit(command, libc::RLIMIT_FSIZE, bytes);
+}
+
 fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) {
     let limit = libc::rlimit {
         rlim_cur: value as rlim_t,

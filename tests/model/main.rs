@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod fixture;
+mod kv_file;
 mod load;
 mod mtp;
 mod packed;

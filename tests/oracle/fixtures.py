@@ -184,4 +184,10 @@ FIXTURES = [
         packed=[(r"embed_tokens|lm_head|norm|mlp\.gate\.|eh_proj|weights_proj", None), (r"proj|wq_b|wk", "fp8")],
         prompt=18,
     ),
+    # A chat template and a tokenizer for many scripts; the answer ends at a token that generation_config.json alone names.
+    Spec(
+        "chat",
+        config(vocab_size=700, num_hidden_layers=2, index_topk=32, eos_token_id=0, n_routed_experts=6, indexer_types=["full", "full"]),
+        prompt="chat", new=24, eos_at=12, eos_in="generation",
+    ),
 ]

@@ -12,6 +12,7 @@ import torch
 from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 from transformers.utils import logging
 
+import chat
 import converted
 import mtp
 import quantise
@@ -72,7 +73,11 @@ def record(spec, out: Path, source: Path, seed: int) -> dict:
 
     expected = {}
     vocab = spec.config["vocab_size"]
-    if isinstance(spec.prompt, str):
+    if spec.prompt == "chat":
+        tokenizer = chat.write(out, vocab)
+        expected["chat"] = chat.record(tokenizer)
+        prompt = expected["chat"]["conversations"][1]["ids"]
+    elif isinstance(spec.prompt, str):
         tokenizer = text.write(out, vocab)
         prompt = tokenizer.encode(spec.prompt).ids
         expected["prompt"] = spec.prompt
@@ -103,7 +108,7 @@ def record(spec, out: Path, source: Path, seed: int) -> dict:
 
     expected.update(prompt_ids=prompt, token_ids=tokens, finish_reason=finish)
     if tokenizer:
-        expected["text"] = tokenizer.decode(tokens)
+        expected["text"] = tokenizer.decode(tokens, skip_special_tokens=True)
     expected["score"] = score(logits, scored)
     if spec.indexer and spec.config["index_topk"] < len(scored):
         expected["dense_score"] = dense_score(spec, source, logits, scored)
@@ -196,7 +201,7 @@ def main() -> None:
                 continue
             if not args.converted:
                 make(spec, args.out / spec.name)
-            if not spec.packed or spec.name == "fp8-block":
+            if (not spec.packed or spec.name == "fp8-block") and spec.prompt != "chat":
                 converted.write(spec, args.out / spec.name, record, at)
 
 

@@ -15,7 +15,7 @@ class Spec:
     layout: "per-expert" (what published checkpoints hold) or "fused" (what a state_dict holds).
     dirs: sub-directories that the shards are dealt out to; [""] is the fixture's own directory.
     shards: number of files. scatter: deal tensors out round-robin (an expert straddles files), else in order.
-    prompt: number of prompt ids, or a text. new: tokens to generate. score: number of random ids to score (0: prompt and
+    prompt: number of prompt ids, a text, or "chat": the second conversation of chat.py, by its template. new: tokens to generate. score: number of random ids to score (0: prompt and
         continuation).
     eos_at: index of the generated token that is declared a stop token ("eos_in" says where), so that generation ends there.
     eos_in: "config", "list" (config.json, one of a list) or "generation" (generation_config.json alone).

@@ -1,0 +1,340 @@
+//! `chat`: a conversation with a model.
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use colibri_uring::chat::{ChatError, Conversation, Format, Turn};
+use colibri_uring::config::Generation;
+use colibri_uring::generate::{Finish, Generated, Source, generate};
+use colibri_uring::model::{ModelError, Session};
+use colibri_uring::sample::{Sampler, Sampling};
+use colibri_uring::template::TemplateError;
+use colibri_uring::tokenizer::{Tokenizer, check_ids};
+
+use super::args::ModelArgs;
+use super::interrupt::{self, Interrupts};
+use super::kv::Kept;
+use super::open::{self, Indexed, Opened, Tokens};
+use super::printer::Printer;
+use super::progress;
+use super::sampling::SamplingArgs;
+use super::template::{self, TemplateArgs};
+
+mod command;
+mod input;
+mod kept;
+mod status;
+
+use command::Line;
+use input::{Input, Lines};
+use kept::ChatKvArgs;
+use status::{Counters, Room, say};
+
+/// Talk with a model: each line is a message, and the model remembers the conversation
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    colibri-uring chat --model /models/GLM-5.2 --ram 24GiB --context 16384\n  \
+    colibri-uring chat --model DIR --system \"You answer in one sentence.\" --template-var enable_thinking=false\n  \
+    printf 'Hello\\nAnd in French?\\n' | colibri-uring chat --model DIR > answers.txt\n  \
+    colibri-uring chat --model DIR --kv plans.kv   # goes on with the conversation in that file\n\
+/help in a conversation lists its commands. Lines are kept in ~/.local/state/colibri-uring/history.")]
+pub struct ChatArgs {
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
+    /// Use no chat template: what you write and what the model writes is one text, as suits a model that was not trained to talk
+    #[arg(long, env = "COLIBRI_RAW", value_parser = FalseyValueParser::new())]
+    raw: bool,
+    /// Tokens of the conversation that memory is kept for [default: 8192, or what the model allows]
+    #[arg(long, value_name = "N", env = "COLIBRI_CONTEXT")]
+    context: Option<usize>,
+    /// How many tokens an answer has at most [default: as many as the context has room for]
+    #[arg(short, value_name = "N", env = "COLIBRI_N")]
+    n: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    kv: ChatKvArgs,
+}
+
+/// Tokens of a conversation where nobody says how many.
+const DEFAULT_CONTEXT: usize = 8192;
+/// Tokens that are computed at once, if memory allows; a message is rarely longer.
+const PREFILL: usize = 2048;
+
+/// Loads the model and talks until there is nothing more to say.
+pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
+    let dir = &args.model.model[0];
+    let Some(tokenizer) = Tokenizer::load(dir)? else {
+        bail!(
+            "no tokenizer.json in {}: it is needed to chat",
+            dir.display()
+        );
+    };
+    let format = match args.raw {
+        true => Format::Raw,
+        false => args
+            .template
+            .format(dir)
+            .map_err(|error| match error.downcast_ref() {
+                Some(TemplateError::Missing { .. }) => {
+                    error.context("cannot chat (chat --raw does without a template)")
+                }
+                _ => error,
+            })?,
+    };
+    let sampling = args.sampling.over(Generation::load(dir)?.sampling());
+    let indexed = Indexed::open(&args.model)?;
+    let max = indexed.config().max_position_embeddings;
+    let mut kept = args.kv.open(|| indexed.fingerprint(&args.model))?;
+    let before = kept.as_ref().map_or(0, |kept| kept.file().ids().len());
+    let context = match args.context {
+        None => max.min(DEFAULT_CONTEXT.max(before.saturating_add(PREFILL))),
+        Some(n) if before > 0 && n <= before => bail!(
+            "--context {n} is too little for the conversation that is kept, which has {before} tokens: give more, another --kv, \
+             --no-kv, or --kv-reset"
+        ),
+        Some(n) if (2..=max).contains(&n) => n,
+        Some(n) => bail!(
+            "--context {n} is not possible: the model allows 2 to {max} tokens (max_position_embeddings)"
+        ),
+    };
+    let mut stop = indexed.config().eos_token_ids.clone();
+    if !args.raw {
+        stop.extend(template::end_of_message(&tokenizer, dir)?);
+    }
+    let tokens = Tokens {
+        context,
+        prompt: context.min(PREFILL),
+    };
+    let vocab = indexed.config().vocab_size;
+    let (opened, store) = indexed.load(&args.model, tokens)?;
+    let interrupts = Interrupts::install().context("cannot handle Ctrl-C")?;
+    let mut session = opened.session_until(store, interrupts.asked.clone());
+    let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
+    if let Some(kept) = &mut kept {
+        kept::resume(kept, &mut session, &mut conversation)?;
+    }
+    let mut chat = Chat {
+        conversation,
+        kept,
+        tokenizer: &tokenizer,
+        opened: &opened,
+        session,
+        sampling,
+        turns: 0,
+        stop,
+        vocab,
+        context,
+        longest: args.n.unwrap_or(usize::MAX),
+        interrupts,
+    };
+    let ended = chat.talk(&mut Lines::open());
+    if ended.is_ok() {
+        opened.keep_usage(&mut chat.session);
+    }
+    ended
+}
+
+/// A running conversation.
+struct Chat<'a> {
+    conversation: Conversation<'a>,
+    /// Where it is kept.
+    kept: Option<Kept>,
+    tokenizer: &'a Tokenizer,
+    opened: &'a Opened,
+    session: Session<'a>,
+    sampling: Sampling,
+    /// Messages so far, also those of conversations that were reset.
+    turns: u64,
+    stop: Vec<u32>,
+    vocab: usize,
+    /// Tokens that fit.
+    context: usize,
+    /// Tokens of an answer at most.
+    longest: usize,
+    interrupts: Interrupts,
+}
+
+impl Chat<'_> {
+    /// Reads and answers until the end of the input. The exit code is 1 if a script's message could not be answered.
+    fn talk(&mut self, lines: &mut Lines) -> anyhow::Result<ExitCode> {
+        let interactive = lines.interactive();
+        if interactive {
+            say(&format!(
+                "context of {} tokens; /help says what else can be typed, Ctrl-C stops an answer, Ctrl-D leaves",
+                self.context
+            ));
+        }
+        let (mut code, mut leaving) = (ExitCode::SUCCESS, false);
+        loop {
+            self.interrupts.idle.store(true, Ordering::SeqCst);
+            let input = lines.next()?;
+            self.interrupts.idle.store(false, Ordering::SeqCst);
+            let line = match input {
+                Input::End => return Ok(code),
+                Input::Interrupted if leaving => return Ok(code),
+                Input::Interrupted => {
+                    leaving = true;
+                    say("Ctrl-C once more leaves, like Ctrl-D");
+                    continue;
+                }
+                Input::Line(line) => line,
+            };
+            leaving = false;
+            match Line::parse(&line) {
+                Line::Empty => {}
+                Line::Quit => return Ok(code),
+                Line::Help => say(command::HELP),
+                Line::Stats => self.stats(),
+                Line::Reset => {
+                    self.conversation.reset();
+                    kept::forget(&mut self.kept);
+                    say("a new conversation");
+                }
+                Line::Unknown(word) => say(&format!(
+                    "there is no command {word}; /help lists those there are. With a space before it, it is a message"
+                )),
+                Line::Message(text) => {
+                    let answered = self.answer(&text, interactive)?;
+                    let terminated = self.interrupts.terminated.load(Ordering::SeqCst);
+                    match answered {
+                        Answered::Interrupted if terminated || !interactive => {
+                            return Ok(interrupt::exit_code());
+                        }
+                        Answered::Refused if !interactive => code = ExitCode::FAILURE,
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn room(&self) -> Room {
+        Room {
+            used: self.session.len(),
+            of: self.context,
+        }
+    }
+
+    fn stats(&mut self) {
+        let stats = open::engine_stats(&mut self.session, self.opened);
+        let tokens = self.session.stats().tokens;
+        let messages = self.conversation.messages().len();
+        say(&status::report(&stats, tokens, messages, self.room()));
+    }
+
+    /// Answers a message on stdout.
+    fn answer(&mut self, text: &str, interactive: bool) -> anyhow::Result<Answered> {
+        let turn = match self.conversation.ask(text, self.context) {
+            Ok(turn) => turn,
+            Err(error @ ChatError::Full { .. }) => {
+                say(&format!("{error}; /reset begins a new conversation"));
+                return Ok(Answered::Refused);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.turns += 1;
+        self.interrupts.asked.store(false, Ordering::SeqCst);
+        let before = Counters::from(&open::engine_stats(&mut self.session, self.opened));
+        let generated = self.generate(&turn)?;
+        let after = Counters::from(&open::engine_stats(&mut self.session, self.opened));
+        let prefilled = turn.rest().len();
+        let all = turn.ids.len() + generated.ids.len();
+        self.keep(turn, &generated)?;
+        say(&status::line(
+            &generated,
+            prefilled,
+            before,
+            after,
+            self.room(),
+        ));
+        match generated.finish {
+            Finish::Interrupted if interactive => say(match generated.ids.is_empty() {
+                true => "stopped before the answer: the message is taken back",
+                false => "stopped: what there is stays in the conversation",
+            }),
+            Finish::Length if all >= self.context => {
+                say("the context is full; /reset begins a new conversation");
+            }
+            _ => {}
+        }
+        Ok(match generated.finish {
+            Finish::Interrupted => Answered::Interrupted,
+            Finish::Length | Finish::Stop => Answered::Complete,
+        })
+    }
+
+    /// Feeds what is new of the conversation, and prints what comes.
+    fn generate(&mut self, turn: &Turn) -> anyhow::Result<Generated> {
+        check_ids(&turn.ids, self.vocab)?;
+        let mut sampler = Sampler::new(Sampling {
+            // Each answer draws from a stream of its own, so that it depends on the conversation and not on how it came about.
+            seed: self.sampling.seed.wrapping_add(self.turns - 1),
+            ..self.sampling
+        });
+        sampler.observe(&turn.ids);
+        let source = Source::Sample {
+            sampler: Box::new(sampler),
+            max: self.longest.min(self.context - turn.ids.len()),
+            stop: self.stop.clone(),
+        };
+        let stdout = io::stdout();
+        let mut printer =
+            Printer::new(stdout.lock(), Some(self.tokenizer)).on_terminal(stdout.is_terminal());
+        self.session.truncate(turn.reused);
+        let reading = progress::spinner(format!("reading {} tokens", turn.rest().len()));
+        let session = &mut self.session;
+        let stop = &self.stop;
+        let generated = generate(
+            turn.rest(),
+            source,
+            |ids| match session.prefill(ids) {
+                Ok(logits) => Ok(Some(logits.to_vec())),
+                Err(ModelError::Stopped) => Ok(None),
+                Err(error) => Err(anyhow::Error::from(error)),
+            },
+            |id| {
+                reading.finish_and_clear();
+                // A stop token is no part of the answer, even if it has a text.
+                match stop.contains(&id) {
+                    true => Ok(()),
+                    false => printer.token(id),
+                }
+            },
+        );
+        reading.finish_and_clear();
+        printer.finish()?;
+        generated
+    }
+
+    /// What was said belongs to the conversation, and what the session holds of it is there for the next message.
+    fn keep(&mut self, turn: Turn, generated: &Generated) -> anyhow::Result<()> {
+        let said = match (generated.finish, generated.ids.split_last()) {
+            (Finish::Stop, Some((_, said))) => said,
+            _ => &generated.ids,
+        };
+        match said.is_empty() && generated.finish == Finish::Interrupted {
+            true => self.conversation.withdraw(turn, self.session.len()),
+            false => {
+                self.conversation.answer(turn, said, self.session.len())?;
+                kept::keep(&mut self.kept, &self.session, &self.conversation);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answered {
+    Complete,
+    Interrupted,
+    /// There is no room for it.
+    Refused,
+}

@@ -1,0 +1,82 @@
+//! The flags that say how messages become a prompt.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use clap::Args;
+use colibri_uring::chat::Format;
+use colibri_uring::template::ChatTemplate;
+use colibri_uring::tokenizer::{Settings, Tokenizer};
+
+/// What a chat template is given besides the messages.
+#[derive(Debug, Args)]
+pub struct TemplateArgs {
+    /// Message that comes before all others and says how to answer
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        env = "COLIBRI_SYSTEM"
+    )]
+    pub system: Option<String>,
+    /// Variable for the chat template, like enable_thinking=false; the value is JSON, or else a text. May be given several times
+    #[arg(long, value_name = "NAME=VALUE", env = "COLIBRI_TEMPLATE_VAR")]
+    pub template_var: Vec<Variable>,
+}
+
+impl TemplateArgs {
+    /// The chat template of the model in `dir`, with the variables.
+    pub fn format(&self, dir: &Path) -> anyhow::Result<Format> {
+        let mut template = ChatTemplate::load(dir)?;
+        for Variable { name, value } in &self.template_var {
+            template.set(name.clone(), value.clone());
+        }
+        Ok(Format::Template(Box::new(template)))
+    }
+}
+
+/// The token with which the model in `dir` ends a message, if its tokenizer says: the config need not know it.
+pub fn end_of_message(tokenizer: &Tokenizer, dir: &Path) -> anyhow::Result<Option<u32>> {
+    let settings = Settings::load(dir)?;
+    Ok(settings
+        .token("eos_token")
+        .and_then(|token| tokenizer.id(token)))
+}
+
+/// `--template-var`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Variable {
+    name: String,
+    value: serde_json::Value,
+}
+
+impl FromStr for Variable {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Variable, Self::Err> {
+        match text.split_once('=') {
+            Some((name, value)) if !name.is_empty() => Ok(Variable {
+                name: name.to_owned(),
+                value: serde_json::from_str(value).unwrap_or_else(|_| value.into()),
+            }),
+            _ => Err("a variable is NAME=VALUE"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_variable_is_json_or_a_text() {
+        let value = |text: &str| text.parse::<Variable>().unwrap().value;
+        assert_eq!(value("a=false"), json!(false));
+        assert_eq!(value("a=[1]"), json!([1]));
+        assert_eq!(value("a=low=er"), json!("low=er"));
+        assert_eq!(value("a="), json!(""));
+        assert!("a".parse::<Variable>().is_err() && "=1".parse::<Variable>().is_err());
+    }
+}

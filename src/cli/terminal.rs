@@ -1,0 +1,31 @@
+//! What a stream can show.
+
+use std::ffi::OsStr;
+use std::io::IsTerminal;
+
+/// Whether control characters for colours and the like may be written: to a terminal that understands them, whose user has not asked
+/// for none.
+pub fn styled(stream: &impl IsTerminal) -> bool {
+    let set = |name: &str| std::env::var_os(name);
+    let plain = set("NO_COLOR").is_some_and(|value| !value.is_empty());
+    stream.is_terminal() && !plain && understands(set("TERM").as_deref())
+}
+
+/// Whether a terminal of this name is more than a printer.
+fn understands(term: Option<&OsStr>) -> bool {
+    term.is_some_and(|term| !term.is_empty() && term != "dumb")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_and_a_dumb_terminal_show_nothing() {
+        assert!(!styled(&tempfile::tempfile().unwrap()));
+        assert!(understands(Some(OsStr::new("xterm-256color"))));
+        for term in [None, Some(OsStr::new("")), Some(OsStr::new("dumb"))] {
+            assert!(!understands(term));
+        }
+    }
+}

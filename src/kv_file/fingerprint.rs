@@ -1,0 +1,289 @@
+//! What the numbers of a cache depend on: the model, and the settings that change what it computes.
+
+use crc32fast::Hasher;
+
+use crate::config::Config;
+use crate::model::LoadOptions;
+use crate::quant::Activations;
+use crate::quant::encode::Packing;
+use crate::shards::{ShardError, Shards, data_sample};
+
+/// To be raised with every change of the program that changes the last bit of a logit.
+const ARITHMETIC: u32 = 1;
+
+/// Equal for caches that can stand for each other. Where a model lies, split over which directories and with which copies, is no part
+/// of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// Order of additions, rounding.
+    pub(super) arithmetic: u32,
+    /// CRC-32 of the hyperparameters.
+    pub(super) config: u32,
+    /// Tensors of the model.
+    pub(super) tensors: u64,
+    /// Bytes of all tensors.
+    pub(super) bytes: u64,
+    /// CRC-32 of the names, sizes and headers of the shards.
+    pub(super) headers: u32,
+    /// CRC-32 of samples of the content of every shard.
+    pub(super) weights: u32,
+    /// What resident matrices become at load; 0 as they are stored.
+    pub(super) dense: u32,
+    /// What float and FP8 experts are rounded to; 0 for what is stored.
+    pub(super) experts: u32,
+    /// Whether attention may be sparse.
+    pub(super) dsa: u8,
+    /// 1 for activations rounded to int8.
+    pub(super) activations: u8,
+    /// Whether the layer for multi-token prediction is used, which has rows too.
+    pub(super) mtp: u8,
+}
+
+impl Fingerprint {
+    /// Bytes that one takes in a file.
+    pub const BYTES: usize = 43;
+
+    /// That of the model in `shards`, as it is computed with `options` and with experts rounded to `round_experts`. Reads up to 2 MiB of every shard.
+    ///
+    /// # Errors
+    /// A shard that cannot be read.
+    pub fn of(
+        shards: &Shards,
+        config: &Config,
+        options: &LoadOptions,
+        round_experts: Option<Packing>,
+    ) -> Result<Fingerprint, ShardError> {
+        let (headers, weights) = identity(shards)?;
+        Ok(Fingerprint {
+            arithmetic: ARITHMETIC,
+            config: hyperparameters(config),
+            tensors: shards.len() as u64,
+            bytes: (shards.iter()).fold(0, |sum, tensor| sum.saturating_add(tensor.bytes)),
+            headers,
+            weights,
+            dense: packing(options.dense),
+            experts: packing(round_experts),
+            dsa: u8::from(options.dsa),
+            mtp: u8::from(config.prediction.is_some()),
+            activations: match options.activations {
+                Activations::Exact => 0,
+                Activations::Int8 => 1,
+            },
+        })
+    }
+
+    /// A name that no other one has: 32 hexadecimal digits.
+    pub fn name(&self) -> String {
+        let settings = [
+            self.arithmetic,
+            self.dense,
+            self.experts,
+            self.dsa.into(),
+            self.activations.into(),
+            self.mtp.into(),
+        ];
+        let settings = crc32fast::hash(&settings.map(u32::to_le_bytes).concat());
+        let (config, headers, weights) = (self.config, self.headers, self.weights);
+        format!("{config:08x}{headers:08x}{weights:08x}{settings:08x}")
+    }
+
+    /// What of this one is not the same in `file`, for people.
+    pub(super) fn difference(&self, file: &Fingerprint) -> Option<&'static str> {
+        let same = [
+            (self.config == file.config, "hyperparameters"),
+            (self.tensors == file.tensors, "tensors"),
+            (self.bytes == file.bytes, "bytes of weights"),
+            (self.headers == file.headers, "shards"),
+            (self.weights == file.weights, "weights"),
+            (self.dsa == file.dsa, "values of --dsa"),
+            (self.dense == file.dense, "values of --dense-bits"),
+            (self.experts == file.experts, "values of --expert-bits"),
+            (
+                self.activations == file.activations,
+                "values of --activations",
+            ),
+            (self.mtp == file.mtp, "uses of the prediction layer, --mtp,"),
+            (
+                self.arithmetic == file.arithmetic,
+                "versions of the program's arithmetic",
+            ),
+        ];
+        same.iter().find(|(same, _)| !same).map(|(_, what)| *what)
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; Fingerprint::BYTES] {
+        let mut bytes = [0; Fingerprint::BYTES];
+        let mut rest = &mut bytes[..];
+        let mut put = |field: &[u8]| {
+            let (first, after) = std::mem::take(&mut rest).split_at_mut(field.len());
+            first.copy_from_slice(field);
+            rest = after;
+        };
+        put(&self.arithmetic.to_le_bytes());
+        put(&self.config.to_le_bytes());
+        put(&self.tensors.to_le_bytes());
+        put(&self.bytes.to_le_bytes());
+        put(&self.headers.to_le_bytes());
+        put(&self.weights.to_le_bytes());
+        put(&self.dense.to_le_bytes());
+        put(&self.experts.to_le_bytes());
+        put(&[self.dsa, self.activations, self.mtp]);
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8; Fingerprint::BYTES]) -> Fingerprint {
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        Fingerprint {
+            arithmetic: u32_at(0),
+            config: u32_at(4),
+            tensors: u64_at(8),
+            bytes: u64_at(16),
+            headers: u32_at(24),
+            weights: u32_at(28),
+            dense: u32_at(32),
+            experts: u32_at(36),
+            dsa: bytes[40],
+            activations: bytes[41],
+            mtp: bytes[42],
+        }
+    }
+}
+
+/// A number for what matrices become.
+fn packing(packing: Option<Packing>) -> u32 {
+    match packing {
+        None => 0,
+        Some(Packing::Int8) => 8,
+        Some(Packing::Int4) => 4,
+        Some(Packing::Int4Group(columns)) => columns.saturating_add(0x100),
+        Some(Packing::Int2) => 2,
+    }
+}
+
+/// CRC-32 of everything in the config that decides a number. Stop tokens do not, and neither does the longest context.
+fn hyperparameters(c: &Config) -> u32 {
+    // Bound by name, so that a field that is added has to be thought of.
+    let Config {
+        vocab_size,
+        hidden_size,
+        intermediate_size,
+        moe_intermediate_size,
+        num_hidden_layers,
+        num_attention_heads,
+        n_shared_experts,
+        n_routed_experts,
+        num_experts_per_tok,
+        q_lora_rank,
+        kv_lora_rank,
+        qk_rope_head_dim,
+        qk_nope_head_dim,
+        v_head_dim,
+        index_topk,
+        index_head_dim,
+        index_n_heads,
+        routed_scaling_factor,
+        norm_topk_prob,
+        rms_norm_eps,
+        max_position_embeddings: _,
+        rope_theta,
+        tie_word_embeddings,
+        attention_bias,
+        eos_token_ids: _,
+        mlp,
+        indexer,
+        index_share_for_mtp_iteration: _,
+        prediction: _,
+    } = c;
+    let mut crc = Hasher::new();
+    for number in [
+        *vocab_size,
+        *hidden_size,
+        *intermediate_size,
+        *moe_intermediate_size,
+        *num_hidden_layers,
+        *num_attention_heads,
+        *n_shared_experts,
+        *n_routed_experts,
+        *num_experts_per_tok,
+        *q_lora_rank,
+        *kv_lora_rank,
+        *qk_rope_head_dim,
+        *qk_nope_head_dim,
+        *v_head_dim,
+        *index_topk,
+        *index_head_dim,
+        *index_n_heads,
+    ] {
+        crc.update(&(number as u64).to_le_bytes());
+    }
+    crc.update(&routed_scaling_factor.to_le_bytes());
+    crc.update(&rms_norm_eps.to_le_bytes());
+    crc.update(&rope_theta.to_le_bytes());
+    crc.update(&[norm_topk_prob, tie_word_embeddings, attention_bias].map(|yes| u8::from(*yes)));
+    let kinds = mlp.iter().map(|kind| *kind as u8);
+    crc.update(&kinds.collect::<Vec<u8>>());
+    let kinds = indexer.iter().map(|kind| *kind as u8);
+    crc.update(&kinds.collect::<Vec<u8>>());
+    crc.finalize()
+}
+
+/// CRC-32 of the headers, and of samples of the content, of all shards in the order of their names.
+fn identity(shards: &Shards) -> Result<(u32, u32), ShardError> {
+    let mut headers: Vec<Hasher> = shards.files().iter().map(|_| Hasher::new()).collect();
+    for tensor in shards.iter() {
+        let crc = &mut headers[tensor.file];
+        crc.update(tensor.name.as_bytes());
+        crc.update(format!("{:?}{:?}", tensor.dtype, tensor.shape).as_bytes());
+        crc.update(&tensor.offset.to_le_bytes());
+    }
+    let mut files: Vec<usize> = (0..shards.files().len()).collect();
+    let name = |file: &usize| shards.files()[*file].path().file_name();
+    files.sort_by(|a, b| name(a).cmp(&name(b)));
+    let (mut all_headers, mut weights) = (Hasher::new(), Hasher::new());
+    for file in files {
+        let shard = &shards.files()[file];
+        let name = shard.path().file_name().unwrap_or_default();
+        all_headers.update(name.as_encoded_bytes());
+        all_headers.update(&shard.size().to_le_bytes());
+        all_headers.update(&headers[file].clone().finalize().to_le_bytes());
+        weights.update(&data_sample(shard)?.to_le_bytes());
+    }
+    Ok((all_headers.finalize(), weights.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_and_names_tell_all_fields_apart() {
+        let one = Fingerprint {
+            arithmetic: 1,
+            config: 2,
+            tensors: 3,
+            bytes: 4,
+            headers: 5,
+            weights: 6,
+            dense: 8,
+            experts: 0,
+            dsa: 1,
+            activations: 0,
+            mtp: 0,
+        };
+        let bytes = one.to_bytes();
+        assert_eq!(Fingerprint::from_bytes(&bytes), one);
+        assert_eq!(one.difference(&one), None);
+        let mut seen = std::collections::BTreeSet::new();
+        for at in 0..Fingerprint::BYTES {
+            let mut changed = bytes;
+            changed[at] ^= 0x40;
+            let other = Fingerprint::from_bytes(&changed);
+            assert_eq!(other.to_bytes(), changed);
+            seen.insert(one.difference(&other).unwrap());
+        }
+        assert_eq!(seen.len(), 11);
+        assert_eq!(one.name().len(), 32);
+        assert_ne!(Fingerprint { dsa: 0, ..one }.name(), one.name());
+    }
+}

@@ -1,0 +1,147 @@
+//! The beginning of a KV file: what it is of, and how much of it counts.
+//!
+//! The head is written once. Behind it are two *marks*, written in turn: each says how many turns count and where they end, and
+//! the newer one holds. So there is always a whole one, whenever writing is cut short. Each of the three is a sector of its own.
+
+use super::error::Flaw;
+use super::fingerprint::Fingerprint;
+
+/// The first bytes of every KV file.
+pub const MAGIC: [u8; 8] = *b"colikvc\n";
+/// The version of the format that is written and read.
+pub const VERSION: u32 = 1;
+/// Bytes of the head, and of a mark.
+pub const SECTOR: usize = 512;
+/// Where records begin.
+pub const RECORDS: u64 = 3 * SECTOR as u64;
+
+/// A checksum ends every sector.
+const SUM: usize = SECTOR - 4;
+
+type Sector = [u8; SECTOR];
+
+fn seal(mut sector: Sector) -> Sector {
+    let sum = crc32fast::hash(&sector[..SUM]).to_le_bytes();
+    sector[SUM..].copy_from_slice(&sum);
+    sector
+}
+
+fn is_sealed(sector: &Sector) -> bool {
+    sector[SUM..] == crc32fast::hash(&sector[..SUM]).to_le_bytes()
+}
+
+/// The head of a file of `fingerprint`.
+pub fn head(fingerprint: &Fingerprint) -> Sector {
+    let mut head = [0; SECTOR];
+    head[..8].copy_from_slice(&MAGIC);
+    head[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    head[12..][..Fingerprint::BYTES].copy_from_slice(&fingerprint.to_bytes());
+    seal(head)
+}
+
+/// Whether a file that begins with `bytes` is a KV file, or was one before it was cut short.
+pub fn is_ours(bytes: &[u8]) -> bool {
+    let n = bytes.len().min(MAGIC.len());
+    bytes[..n] == MAGIC[..n]
+}
+
+/// Checks a head, or what there is of one: its kind, its version, its sum, and what it is of, in this order.
+pub fn check(bytes: &[u8], wanted: &Fingerprint) -> Result<(), Flaw> {
+    if !is_ours(bytes) {
+        return Err(Flaw::Foreign);
+    }
+    let version = bytes
+        .get(8..12)
+        .map(|v| u32::from_le_bytes([v[0], v[1], v[2], v[3]]));
+    let Some((head, version)) = bytes.first_chunk::<SECTOR>().zip(version) else {
+        let what = format!("it is truncated: it has only {} bytes", bytes.len());
+        return Err(Flaw::Damaged(what));
+    };
+    if version > VERSION {
+        return Err(Flaw::Newer(version));
+    }
+    if !is_sealed(head) || version == 0 {
+        return Err(Flaw::Damaged("the checksum of its head is wrong".into()));
+    }
+    let mut found = [0; Fingerprint::BYTES];
+    found.copy_from_slice(&head[12..][..Fingerprint::BYTES]);
+    match wanted.difference(&Fingerprint::from_bytes(&found)) {
+        Some(what) => Err(Flaw::Other(what)),
+        None => Ok(()),
+    }
+}
+
+/// What counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// Turns.
+    pub turns: u64,
+    /// Where their records end: a byte of the file.
+    pub end: u64,
+    /// CRC-32 of the heads of all of them.
+    pub sum: u32,
+}
+
+impl Mark {
+    /// That of a file without turns.
+    pub const EMPTY: Mark = Mark {
+        turns: 0,
+        end: RECORDS,
+        sum: 0,
+    };
+
+    /// Where this one is written.
+    pub fn offset(&self) -> u64 {
+        SECTOR as u64 * (1 + self.turns % 2)
+    }
+
+    /// As it is written.
+    pub fn to_bytes(self) -> Sector {
+        let mut sector = [0; SECTOR];
+        sector[..8].copy_from_slice(&self.turns.to_le_bytes());
+        sector[8..16].copy_from_slice(&self.end.to_le_bytes());
+        sector[16..20].copy_from_slice(&self.sum.to_le_bytes());
+        seal(sector)
+    }
+
+    fn from_bytes(sector: &Sector) -> Option<Mark> {
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| sector[at + i]));
+        let mark = Mark {
+            turns: u64_at(0),
+            end: u64_at(8),
+            sum: u64_at(16) as u32,
+        };
+        (is_sealed(sector) && mark.end >= RECORDS).then_some(mark)
+    }
+}
+
+/// The mark that holds, and whether the other one is whole too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marks {
+    pub newest: Mark,
+    /// If not, the other one may have been the newer: whoever has a whole turn behind the end of this one has it from there.
+    pub both: bool,
+}
+
+/// Reads the marks, which follow the head.
+pub fn marks(bytes: &[u8; 2 * SECTOR]) -> Result<Marks, Flaw> {
+    let sectors = bytes.as_chunks::<SECTOR>().0;
+    let places = [0, 1].map(|i| Mark::from_bytes(&sectors[i]).filter(|m| m.turns % 2 == i as u64));
+    // Before the first turn the second one has never been written.
+    let unwritten = sectors[1].iter().all(|byte| *byte == 0);
+    match places {
+        [Some(a), Some(b)] => {
+            let (older, newest) = if a.turns < b.turns { (a, b) } else { (b, a) };
+            if newest.turns - older.turns != 1 || older.end >= newest.end {
+                return Err(Flaw::Damaged("its two marks contradict each other".into()));
+            }
+            Ok(Marks { newest, both: true })
+        }
+        [Some(newest), None] if newest.turns == 0 && unwritten => Ok(Marks { newest, both: true }),
+        [Some(newest), None] | [None, Some(newest)] => Ok(Marks {
+            newest,
+            both: false,
+        }),
+        [None, None] => Err(Flaw::Damaged("the checksums of its marks are wrong".into())),
+    }
+}

@@ -1,0 +1,514 @@
+//! The file against crashes, damage and other people's files, with caches that are made up.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::head::{RECORDS, SECTOR};
+use super::*;
+use crate::model::{KvShape, LayerWidths};
+
+fn fingerprint() -> Fingerprint {
+    Fingerprint {
+        arithmetic: 1,
+        config: 2,
+        tensors: 3,
+        bytes: 4,
+        headers: 5,
+        weights: 6,
+        dense: 0,
+        experts: 0,
+        dsa: 1,
+        activations: 0,
+        mtp: 0,
+    }
+}
+
+fn shape() -> KvShape {
+    let layer = |kv, index_key, ahead| LayerWidths {
+        kv,
+        index_key,
+        ahead,
+    };
+    // The last one is of a layer that predicts.
+    KvShape(vec![
+        layer(5, Some(3), 0),
+        layer(5, None, 0),
+        layer(7, Some(2), 1),
+    ])
+}
+
+/// Row `i` of list `list` is a function of the tokens up to it, as in a model, or up to the one after it.
+fn row(ids: &[u32], i: usize, list: usize, width: usize) -> Vec<f32> {
+    let ahead = shape().lists().nth(list).map_or(0, |(_, ahead)| ahead);
+    let seed = (ids[..=i + ahead].iter()).fold(list as u32 + 1, |h, id| {
+        h.wrapping_mul(16_777_619).wrapping_add(*id ^ 0x9e37)
+    });
+    (0..width as u32)
+        .map(|k| f32::from_bits(seed.rotate_left(k)))
+        .collect()
+}
+
+/// A cache of the first `rows` of `ids`.
+fn cache(ids: &[u32], rows: usize) -> KvCache {
+    let mut cache = KvCache::new(&shape());
+    for ((list, to), (_, ahead)) in cache.rows_mut().enumerate().zip(shape().lists()) {
+        for i in 0..rows.min(ids.len().saturating_sub(ahead)) {
+            to.push(&row(ids, i, list, to.width()));
+        }
+    }
+    cache
+}
+
+/// Whether the file restores exactly `rows` rows of `ids`.
+fn assert_has(file: &KvFile, ids: &[u32], rows: usize) {
+    assert_eq!(file.ids(), ids);
+    assert_eq!(file.rows(), rows);
+    assert!(file.turns() == 0 || file.note() == note(ids));
+    for keep in BTreeSet::from([0, rows / 2, rows]) {
+        let Some(cache) = file.read(keep).unwrap() else {
+            assert_eq!(rows, 0);
+            continue;
+        };
+        assert_eq!(cache.shape(), shape());
+        for ((list, found), (_, ahead)) in cache.rows().enumerate().zip(shape().lists()) {
+            // With fewer tokens, the one after the last may be another.
+            let certain = match keep < ids.len() {
+                true => keep.saturating_sub(ahead),
+                false => found.len(),
+            };
+            assert!(found.len() <= keep && (ahead > 0 || found.len() == keep));
+            assert!(found.len() >= certain.min(keep));
+            for i in 0..found.len() {
+                let expected = row(ids, i, list, found.width());
+                let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(found.row(i)), bits(&expected));
+            }
+        }
+    }
+}
+
+struct Dir(TempDir);
+
+impl Dir {
+    fn new() -> Dir {
+        Dir(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("talk.kv")
+    }
+
+    fn open(&self) -> Result<KvFile, KvFileError> {
+        KvFile::open(&self.path(), fingerprint())
+    }
+
+    /// Opens these bytes.
+    fn with(&self, bytes: &[u8]) -> Result<KvFile, KvFileError> {
+        fs::write(self.path(), bytes).unwrap();
+        let opened = self.open();
+        assert!(self.bytes() == bytes, "it is untouched");
+        opened
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        fs::read(self.path()).unwrap()
+    }
+}
+
+/// What is kept with a text.
+fn note(ids: &[u32]) -> Vec<u8> {
+    format!("{ids:?}").into_bytes()
+}
+
+fn save(file: &mut KvFile, ids: &[u32], rows: usize) {
+    file.append(ids, &cache(ids, rows), &note(ids)).unwrap();
+}
+
+/// Three turns: one, an addition, one that replaces the end. All bytes after each.
+fn three_turns() -> (Dir, Vec<Vec<u8>>) {
+    let dir = Dir::new();
+    let mut file = dir.open().unwrap();
+    let mut states = vec![dir.bytes()];
+    for (ids, rows) in TURNS {
+        save(&mut file, ids, rows);
+        states.push(dir.bytes());
+    }
+    (dir, states)
+}
+
+const TURNS: [(&[u32], usize); 3] = [
+    (&[1, 2, 3, 4], 3),
+    (&[1, 2, 3, 4, 5, 6, 7], 6),
+    (&[1, 2, 3, 4, 5, 9, 9, 9], 8),
+];
+
+#[test]
+fn turns_are_restored_to_the_last_bit() {
+    let dir = Dir::new();
+    assert_has(&dir.open().unwrap(), &[], 0);
+    let mode = fs::metadata(dir.path()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    for (i, (ids, rows)) in TURNS.into_iter().enumerate() {
+        let mut file = dir.open().unwrap();
+        save(&mut file, ids, rows);
+        assert_has(&file, ids, rows);
+        drop(file);
+        let file = dir.open().unwrap();
+        assert_has(&file, ids, rows);
+        assert_eq!(file.turns(), i as u64 + 1);
+        assert_eq!(file.bytes(), dir.bytes().len() as u64);
+    }
+    // Nothing new is no turn; fewer rows than are there take none away.
+    let (ids, rows) = TURNS[2];
+    let before = dir.bytes();
+    let mut file = dir.open().unwrap();
+    save(&mut file, ids, rows);
+    save(&mut file, ids, rows - 1);
+    assert!(dir.bytes() == before);
+    // An empty text is one too.
+    save(&mut file, &[], 0);
+    drop(file);
+    assert_has(&dir.open().unwrap(), &[], 0);
+    assert_eq!(fs::read_dir(dir.0.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn long_turns_take_several_records() {
+    let dir = Dir::new();
+    let ids: Vec<u32> = (0..600_000).collect();
+    let mut wide = KvCache::new(&KvShape(vec![LayerWidths {
+        kv: 100_000,
+        index_key: None,
+        ahead: 0,
+    }]));
+    for i in 0..7 {
+        wide.layers[0].kv.push(&vec![i as f32; 100_000]);
+    }
+    dir.open()
+        .unwrap()
+        .append(&ids, &wide, &[5; 3 << 20])
+        .unwrap();
+    let file = dir.open().unwrap();
+    assert_eq!(file.ids(), ids);
+    assert_eq!(file.note(), [5; 3 << 20]);
+    let read = file.read(7).unwrap().unwrap();
+    (0..7).for_each(|i| assert_eq!(read.layers[0].kv.row(i), wide.layers[0].kv.row(i)));
+}
+
+/// Writing goes record by record, then the mark: every state in between is the turn before or the turn after.
+#[test]
+fn every_prefix_of_what_is_written_is_a_whole_turn() {
+    let (dir, states) = three_turns();
+    for (turn, pair) in states.windows(2).enumerate() {
+        let (before, after) = (&pair[0], &pair[1]);
+        let known = |turn: usize| turn.checked_sub(1).map_or((&[][..], 0), |t| TURNS[t]);
+        let mark = SECTOR * (1 + (turn + 1) % 2);
+        for end in before.len()..=after.len() {
+            let mut torn = before.clone();
+            torn.extend_from_slice(&after[before.len()..end]);
+            let mut file = dir.with(&torn).unwrap();
+            let (ids, rows) = known(turn);
+            assert_has(&file, ids, rows);
+            // What is torn is cut off, not continued.
+            if end % 7 == 0 {
+                save(&mut file, TURNS[turn].0, TURNS[turn].1);
+                assert!(dir.bytes() == *after);
+            }
+        }
+        for written in 0..=SECTOR {
+            let mut torn = after.clone();
+            torn[mark..mark + SECTOR].copy_from_slice(&before[mark..mark + SECTOR]);
+            torn[mark..mark + written].copy_from_slice(&after[mark..mark + written]);
+            let file = dir.with(&torn).unwrap();
+            let (ids, rows) = known(if file.turns() as usize == turn {
+                turn
+            } else {
+                turn + 1
+            });
+            assert_has(&file, ids, rows);
+            assert!(written < SECTOR || file.turns() as usize == turn + 1);
+        }
+    }
+}
+
+/// A mark that is not whole is written again before anything else, so that there is always one.
+#[test]
+fn a_torn_mark_is_repaired() {
+    let (dir, states) = three_turns();
+    for mark in [SECTOR, 2 * SECTOR] {
+        let mut torn = states[3].clone();
+        torn[mark] ^= 1;
+        let mut file = dir.with(&torn).unwrap();
+        assert_has(&file, TURNS[2].0, TURNS[2].1);
+        save(&mut file, &[1, 2], 2);
+        drop(file);
+        assert_has(&dir.open().unwrap(), &[1, 2], 2);
+        let mut older_lost = dir.bytes();
+        older_lost[2 * SECTOR] ^= 1;
+        assert_has(&dir.with(&older_lost).unwrap(), &[1, 2], 2);
+    }
+}
+
+#[test]
+fn what_is_truncated_is_refused() {
+    let (dir, states) = three_turns();
+    let whole = &states[3];
+    for len in (0..whole.len()).filter(|len| len % 3 == 0 || whole.len() - len < 20) {
+        let error = dir.with(&whole[..len]).unwrap_err();
+        assert!(
+            matches!(error, KvFileError::Damaged { .. }),
+            "{len}: {error}"
+        );
+        assert!(error.to_string().contains("--kv-reset"), "{error}");
+    }
+}
+
+/// A changed bit is refused, or is in a mark, of which there are two.
+#[test]
+fn every_bit_counts() {
+    let (dir, states) = three_turns();
+    let whole = &states[3];
+    let (ids, rows) = TURNS[2];
+    for at in 0..whole.len() {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 1 << (at * 5 % 8);
+        let in_marks = (SECTOR..3 * SECTOR).contains(&at);
+        match dir.with(&flipped) {
+            Ok(file) => {
+                assert!(in_marks, "{at}");
+                assert_has(&file, ids, rows);
+            }
+            Err(KvFileError::Foreign { .. }) => assert!(at < 8),
+            Err(KvFileError::Newer { .. }) => assert!((8..12).contains(&at)),
+            Err(KvFileError::Damaged { .. }) => assert!(!in_marks, "{at}"),
+            Err(other) => panic!("{at}: {other}"),
+        }
+    }
+}
+
+#[test]
+fn other_models_versions_and_files_are_refused_by_name() {
+    let (dir, states) = three_turns();
+    let whole = &states[3];
+    let opened = |fingerprint| KvFile::open(&dir.path(), fingerprint).unwrap_err();
+    for (other, named) in [
+        (
+            Fingerprint {
+                weights: 7,
+                ..fingerprint()
+            },
+            "weights",
+        ),
+        (
+            Fingerprint {
+                config: 7,
+                ..fingerprint()
+            },
+            "hyperparameters",
+        ),
+        (
+            Fingerprint {
+                dsa: 0,
+                ..fingerprint()
+            },
+            "--dsa",
+        ),
+        (
+            Fingerprint {
+                dense: 4,
+                ..fingerprint()
+            },
+            "--dense-bits",
+        ),
+    ] {
+        let error = opened(other).to_string();
+        let parts = ["talk.kv", named, "--kv-reset", "stays as it is"];
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+    let mut newer = whole.clone();
+    newer[8] = 2;
+    let error = dir.with(&newer).unwrap_err().to_string();
+    assert!(
+        error.contains("version 2") && error.contains("--kv-reset"),
+        "{error}"
+    );
+    for foreign in [&b"notes of mine"[..], &[0; 5000]] {
+        let error = dir.with(foreign).unwrap_err();
+        assert!(matches!(error, KvFileError::Foreign { .. }), "{error}");
+        let error = KvFile::reset(&dir.path(), fingerprint()).unwrap_err();
+        assert!(matches!(error, KvFileError::Foreign { .. }), "{error}");
+        assert_eq!(dir.bytes(), foreign);
+    }
+    let error = KvFile::open(dir.0.path(), fingerprint()).unwrap_err();
+    assert!(matches!(error, KvFileError::Foreign { .. }), "{error}");
+}
+
+#[test]
+fn a_cache_of_another_shape_is_refused() {
+    let (dir, states) = three_turns();
+    let mut file = dir.open().unwrap();
+    let other = KvShape(shape().0[..2].to_vec());
+    let error = file.append(&[1], &KvCache::new(&other), b"").unwrap_err();
+    assert!(matches!(error, KvFileError::Shape { .. }), "{error}");
+    assert!(dir.bytes() == states[3]);
+}
+
+#[test]
+fn a_reset_replaces_the_file_with_the_first_turn() {
+    let (dir, states) = three_turns();
+    let mut flipped = states[3].clone();
+    flipped[RECORDS as usize + 40] ^= 1;
+    fs::write(dir.path(), &flipped).unwrap();
+    let other = Fingerprint {
+        weights: 7,
+        ..fingerprint()
+    };
+    let mut file = KvFile::reset(&dir.path(), other).unwrap();
+    assert_has(&file, &[], 0);
+    assert!(dir.bytes() == flipped, "nothing is lost before");
+    save(&mut file, &[8, 8], 2);
+    assert!(matches!(
+        KvFile::open(&dir.path(), other),
+        Err(KvFileError::InUse { .. })
+    ));
+    save(&mut file, &[8, 8, 8], 3);
+    drop(file);
+    assert_has(&KvFile::open(&dir.path(), other).unwrap(), &[8, 8, 8], 3);
+    let mode = fs::metadata(dir.path()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(fs::read_dir(dir.0.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn what_is_cleared_is_gone() {
+    let (dir, _) = three_turns();
+    let mut file = dir.open().unwrap();
+    file.clear().unwrap();
+    assert_has(&file, &[], 0);
+    assert_eq!(dir.bytes().len(), RECORDS as usize);
+    assert!(matches!(dir.open(), Err(KvFileError::InUse { .. })));
+    save(&mut file, &[4, 2], 2);
+    drop(file);
+    assert_has(&dir.open().unwrap(), &[4, 2], 2);
+    assert_eq!(fs::read_dir(dir.0.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn two_at_once_are_not_possible() {
+    let dir = Dir::new();
+    let first = dir.open().unwrap();
+    let error = dir.open().unwrap_err();
+    assert!(matches!(error, KvFileError::InUse { .. }), "{error}");
+    assert!(matches!(
+        KvFile::reset(&dir.path(), fingerprint()),
+        Err(KvFileError::InUse { .. })
+    ));
+    drop(first);
+    dir.open().unwrap();
+}
+
+#[test]
+fn many_make_one_file() {
+    let dir = Dir::new();
+    let opened: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| dir.open())).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert_eq!(opened.iter().filter(|o| o.is_ok()).count(), 1);
+    let others = opened.iter().filter_map(|o| o.as_ref().err());
+    others.for_each(|e| assert!(matches!(e, KvFileError::InUse { .. }), "{e}"));
+    assert_eq!(fs::read_dir(dir.0.path()).unwrap().count(), 1);
+}
+
+/// A text that is begun again and again does not grow without end.
+#[test]
+fn waste_is_cleared_away() {
+    let dir = Dir::new();
+    let mut file = dir.open().unwrap();
+    let link = dir.0.path().join("link");
+    std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+    file.path = link.clone();
+    let ids: Vec<u32> = (0..3000).collect();
+    let (mut largest, mut replaced) = (0, 0);
+    for turn in 0..60 {
+        let ids = [&[turn], &ids[..]].concat();
+        let before = file.turns();
+        save(&mut file, &ids, 3000);
+        replaced += usize::from(file.turns() <= before);
+        largest = largest.max(dir.bytes().len());
+    }
+    assert!(replaced > 1 && largest < 8 << 20, "{replaced} {largest}");
+    assert!(link.is_symlink());
+    drop(file);
+    let ids = [&[59], &ids[..]].concat();
+    assert_has(&dir.open().unwrap(), &ids, 3000);
+}
+
+#[test]
+fn a_link_to_nowhere_is_an_error() {
+    let dir = Dir::new();
+    std::os::unix::fs::symlink("nowhere/at/all", dir.path()).unwrap();
+    let error = dir.open().unwrap_err();
+    assert!(matches!(error, KvFileError::Io { .. }), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_turns_are_restored(
+        turns in prop::collection::vec((0usize..12, prop::collection::vec(0u32..4, 0..9), 0usize..9), 1..12),
+    ) {
+        let dir = Dir::new();
+        let mut ids: Vec<u32> = Vec::new();
+        let mut rows = 0;
+        for (kept, new, unfed) in turns {
+            let before = ids.clone();
+            ids.truncate(kept);
+            ids.extend(new);
+            let computed = ids.len().saturating_sub(unfed);
+            let common = before.iter().zip(&ids).take_while(|(a, b)| a == b).count();
+            let mut file = dir.open().unwrap();
+            save(&mut file, &ids, computed);
+            rows = computed.max(rows.min(common));
+            drop(file);
+            assert_has(&dir.open().unwrap(), &ids, rows);
+        }
+    }
+
+    #[test]
+    fn no_bytes_panic(
+        noise in prop::collection::vec(any::<u8>(), 0..300),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        numbers in prop::collection::vec(prop_oneof![0u32..12, any::<u32>()], 0..12), kind in 1u32..7,
+    ) {
+        let (dir, states) = three_turns();
+        let whole = &states[3];
+        let _ = dir.with(&noise);
+        let _ = dir.with(&[&whole[..RECORDS as usize], &noise].concat());
+        let mut changed = whole.clone();
+        for (index, byte) in changes {
+            let at = index.index(changed.len());
+            changed[at] = byte;
+        }
+        if let Ok(file) = dir.with(&changed) {
+            prop_assert!(file.turns() >= 2);
+        }
+        // Records with right checksums and any numbers.
+        let payload: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        let kinds = [record::Kind::Shape, record::Kind::Turn, record::Kind::Ids, record::Kind::Rows, record::Kind::End, record::Kind::Note];
+        let record = record::Head::of(kinds[kind as usize - 1], &payload);
+        let (mut within, mut fresh) = (State::empty(), State::empty());
+        let _ = fresh.apply(&record, &payload);
+        let shape = [5u32, 3, 0, 5, 0, 1].map(u32::to_le_bytes).concat();
+        let turn = [1u64, 0].map(u64::to_le_bytes).concat();
+        for (kind, payload) in [(record::Kind::Shape, &shape), (record::Kind::Turn, &turn)] {
+            within.apply(&record::Head::of(kind, payload), payload).unwrap();
+        }
+        let _ = within.apply(&record, &payload);
+    }
+}

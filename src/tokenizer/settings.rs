@@ -1,0 +1,156 @@
+//! `tokenizer_config.json`: what a tokenizer's special tokens are for, and the chat template, if it is there.
+
+use std::io;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::config::{ConfigError, read_object};
+
+/// The named special tokens that templates may refer to.
+const NAMED: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
+
+/// What of a `tokenizer_config.json` matters here.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// `bos_token` and its like: name and text.
+    pub tokens: Vec<(&'static str, String)>,
+    /// The key `chat_template`.
+    pub chat_template: Option<TemplateSource>,
+}
+
+/// How a `tokenizer_config.json` holds a chat template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TemplateSource {
+    /// The text of the only one, or of the one that is named `default`.
+    Text(String),
+    /// Several, none of which is the default: their names.
+    Named(Vec<String>),
+    /// No text: its JSON type.
+    Other(&'static str),
+}
+
+impl Settings {
+    /// Reads `tokenizer_config.json` of a model directory. Without that file nothing is set.
+    ///
+    /// # Errors
+    /// [`ConfigError::Read`] and [`ConfigError::Json`], naming the file.
+    pub fn load(dir: &Path) -> Result<Settings, ConfigError> {
+        let path = dir.join("tokenizer_config.json");
+        let value = match read_object(&path) {
+            Ok(value) => value,
+            Err(ConfigError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Ok(Settings::default());
+            }
+            Err(error) => return Err(error),
+        };
+        match value.as_object() {
+            Some(map) => Ok(Settings::of(map)),
+            None => Err(ConfigError::Json {
+                path,
+                reason: "not a JSON object".to_owned(),
+            }),
+        }
+    }
+
+    fn of(map: &Map<String, Value>) -> Settings {
+        // A token is its text, or an object that has the text as content.
+        let text = |token: &Value| {
+            let content = token.get("content").unwrap_or(token);
+            content.as_str().map(str::to_owned)
+        };
+        let named = |name: &&'static str| Some((*name, text(map.get(*name)?)?));
+        Settings {
+            tokens: NAMED.iter().filter_map(named).collect(),
+            chat_template: match map.get("chat_template") {
+                None | Some(Value::Null) => None,
+                Some(value) => Some(TemplateSource::of(value)),
+            },
+        }
+    }
+
+    /// The text of a named token, like `bos_token`.
+    pub fn token(&self, name: &str) -> Option<&str> {
+        let mut tokens = self.tokens.iter();
+        tokens.find_map(|(known, text)| (*known == name).then_some(text.as_str()))
+    }
+}
+
+impl TemplateSource {
+    fn of(value: &Value) -> TemplateSource {
+        let list = match value {
+            Value::String(text) => return TemplateSource::Text(text.clone()),
+            Value::Array(list) => list,
+            Value::Object(_) => return TemplateSource::Other("an object"),
+            Value::Bool(_) => return TemplateSource::Other("a truth value"),
+            _ => return TemplateSource::Other("a number"),
+        };
+        let of = |entry: &Value, key: &str| Some(entry.get(key)?.as_str()?.to_owned());
+        let templates: Vec<(String, String)> = (list.iter())
+            .filter_map(|entry| Some((of(entry, "name")?, of(entry, "template")?)))
+            .collect();
+        match templates.iter().find(|(name, _)| name == "default") {
+            Some((_, text)) => TemplateSource::Text(text.clone()),
+            None => TemplateSource::Named(templates.into_iter().map(|(name, _)| name).collect()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn settings(value: Value) -> Settings {
+        Settings::of(value.as_object().unwrap())
+    }
+
+    #[test]
+    fn tokens_are_texts_or_objects() {
+        let found = settings(json!({
+            "bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "pad_token": null, "unk_token": 7,
+        }));
+        assert_eq!(found.token("bos_token"), Some("<s>"));
+        assert_eq!(found.token("eos_token"), Some("</s>"));
+        assert_eq!(found.token("pad_token"), None);
+        assert_eq!(found.token("unk_token"), None);
+    }
+
+    #[test]
+    fn a_template_is_a_text_or_one_of_a_list() {
+        let template = |value: Value| settings(json!({ "chat_template": value })).chat_template;
+        assert_eq!(template(json!(null)), None);
+        assert_eq!(template(json!("x")), Some(TemplateSource::Text("x".into())));
+        let list =
+            json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
+        assert_eq!(template(list), Some(TemplateSource::Text("d".into())));
+        let list = json!([{"name": "tool_use", "template": "t"}, {"name": 7}, "x"]);
+        let named = TemplateSource::Named(vec!["tool_use".into()]);
+        assert_eq!(template(list), Some(named));
+        assert_eq!(template(json!([])), Some(TemplateSource::Named(vec![])));
+        assert_eq!(
+            template(json!({})),
+            Some(TemplateSource::Other("an object"))
+        );
+    }
+
+    #[test]
+    fn a_missing_file_sets_nothing_and_a_broken_one_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Settings::load(dir.path()).unwrap(), Settings::default());
+        for text in ["", "[]", "{\"bos_token\":"] {
+            std::fs::write(dir.path().join("tokenizer_config.json"), text).unwrap();
+            let error = Settings::load(dir.path()).unwrap_err().to_string();
+            assert!(error.contains("tokenizer_config.json"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! `chat --kv`: a conversation that goes on in another process is the conversation of one process.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use crate::child::{error_of, finish, on_model, stderr};
+use crate::common::Saved;
+use crate::kv::Talk;
+use crate::pty::Terminal;
+
+/// A model that says the same to the same, in so many tokens.
+fn chat(talk: &Talk, args: &[&str]) -> Command {
+    let path = talk.path();
+    let kept = ["--raw", "-n", "5", "--kv", path.to_str().unwrap()];
+    on_model(
+        "chat",
+        &Saved::named("tiny-text").dirs,
+        &[&kept, args].concat(),
+    )
+}
+
+fn fed(command: Command, lines: &str) -> Output {
+    let output = assert_cmd::Command::from_std(command)
+        .write_stdin(lines)
+        .timeout(Duration::from_secs(20))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    output
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// How many tokens were fed for each answer, as the status lines say.
+fn read(output: &Output) -> Vec<usize> {
+    let text = stderr(output);
+    let lines = text
+        .lines()
+        .filter_map(|line| line.split_once(" tok/s; ")?.1.split_once(" tokens read"));
+    lines.map(|(n, _)| n.parse().unwrap()).collect()
+}
+
+const MESSAGES: [&str; 3] = ["The hummingbird\n", "flies\n", "and so on\n"];
+
+#[test]
+fn a_conversation_goes_on_in_another_process() {
+    let whole = Talk::new();
+    let at_once = fed(chat(&whole, &[]), &MESSAGES.concat());
+    let talk = Talk::new();
+    let (mut answers, mut tokens) = (String::new(), Vec::new());
+    for (i, message) in MESSAGES.into_iter().enumerate() {
+        let output = fed(chat(&talk, &[]), message);
+        let going_on = format!("going on with a conversation of {} messages", 2 * i);
+        assert_eq!(
+            stderr(&output).contains(&going_on),
+            i > 0,
+            "{}",
+            stderr(&output)
+        );
+        answers += &text(&output);
+        tokens.extend(read(&output));
+    }
+    assert_eq!(answers, text(&at_once));
+    // No more is computed than within one process.
+    assert_eq!(tokens, read(&at_once));
+    assert_eq!(tokens.len(), 3);
+}
+
+#[test]
+fn a_reset_forgets_what_is_kept() {
+    let talk = Talk::new();
+    let first = fed(chat(&talk, &[]), MESSAGES[0]);
+    fed(chat(&talk, &[]), "/reset\n");
+    let again = fed(chat(&talk, &[]), MESSAGES[0]);
+    assert!(!stderr(&again).contains("going on"));
+    assert_eq!((text(&again), read(&again)), (text(&first), read(&first)));
+    // So does the flag, which leaves the file until there is an answer.
+    let before = talk.bytes();
+    fed(chat(&talk, &["--kv-reset"]), "");
+    assert!(talk.bytes() == before);
+    let reset = fed(chat(&talk, &["--kv-reset"]), MESSAGES[0]);
+    assert_eq!((text(&reset), read(&reset)), (text(&first), read(&first)));
+}
+
+#[test]
+fn another_system_message_is_another_conversation() {
+    let talk = Talk::new();
+    fed(chat(&talk, &["--system", "One"]), MESSAGES[0]);
+    let same = fed(chat(&talk, &["--system", "One"]), "");
+    assert!(stderr(&same).contains("going on"), "{}", stderr(&same));
+    let unsaid = fed(chat(&talk, &[]), "");
+    assert!(stderr(&unsaid).contains("going on"), "{}", stderr(&unsaid));
+    let other = fed(chat(&talk, &["--system", "Two"]), MESSAGES[1]);
+    assert!(
+        stderr(&other).contains("a new conversation"),
+        "{}",
+        stderr(&other)
+    );
+    let expected = fed(chat(&Talk::new(), &["--system", "Two"]), MESSAGES[1]);
+    assert_eq!(text(&other), text(&expected));
+}
+
+#[test]
+fn a_context_that_is_too_small_for_what_is_kept() {
+    let talk = Talk::new();
+    fed(chat(&talk, &[]), &MESSAGES.concat());
+    let before = talk.bytes();
+    let line = error_of(&finish(chat(&talk, &["--context", "10"])));
+    assert!(
+        line.contains("--context 10") && line.contains("--no-kv"),
+        "{line}"
+    );
+    let other = on_model(
+        "chat",
+        &Saved::named("tiny-text").dirs,
+        &["--raw", "--dsa", "off"],
+    );
+    let mut other = other;
+    other.args(["--kv", talk.path().to_str().unwrap()]);
+    let line = error_of(&finish(other));
+    assert!(
+        line.contains("--dsa") && line.contains("--kv-reset"),
+        "{line}"
+    );
+    assert!(talk.bytes() == before);
+}
+
+/// A script that does not ask for it gets the same answers each time, and leaves nothing behind.
+#[test]
+fn scripts_keep_nothing_unasked() {
+    let state = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let model = Saved::named("tiny-text");
+        let mut command = on_model("chat", &model.dirs, &["--raw", "-n", "3"]);
+        command.env_remove("COLIBRI_NO_KV");
+        command.env("XDG_STATE_HOME", state.path());
+        let output = fed(command, MESSAGES[0]);
+        assert!(!stderr(&output).contains("going on"));
+    }
+    assert_eq!(std::fs::read_dir(state.path()).unwrap().count(), 0);
+}
+
+/// A person who asks for nothing finds the conversation again, in the state directory.
+#[test]
+fn at_a_terminal_it_is_kept_unasked() {
+    let state = tempfile::tempdir().unwrap();
+    let start = || {
+        let model = Saved::named("tiny-text");
+        let mut command = on_model("chat", &model.dirs, &["--raw", "-n", "3"]);
+        command.env_remove("COLIBRI_NO_KV");
+        command.env("XDG_STATE_HOME", state.path());
+        command.env("TERM", "xterm").env("HOME", state.path());
+        Terminal::start(command)
+    };
+    let mut terminal = start();
+    terminal.expect("> ");
+    terminal.write("The hummingbird\r");
+    terminal.expect("[3 tokens, ");
+    terminal.expect("> ");
+    // Another one at the same time does without.
+    let mut second = start();
+    second.expect("the conversation is not kept");
+    second.expect("> ");
+    second.write("\u{4}");
+    assert_eq!(second.end().code(), Some(0));
+    terminal.write("\u{4}");
+    assert_eq!(terminal.end().code(), Some(0));
+    let files = || {
+        let names = std::fs::read_dir(state.path().join("colibri-uring")).unwrap();
+        let paths = names.map(|entry| entry.unwrap().path());
+        paths
+            .filter(|path| path.extension().is_some_and(|e| e == "kv"))
+            .count()
+    };
+    assert_eq!(files(), 1);
+    let mut terminal = start();
+    terminal.expect("going on with a conversation of 2 messages");
+    terminal.expect("> ");
+    terminal.write("\u{4}");
+    assert_eq!(terminal.end().code(), Some(0));
+    assert_eq!(files(), 1);
+}

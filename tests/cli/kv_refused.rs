@@ -1,0 +1,213 @@
+//! KV files that cannot be used, and disks that are full: one line that says what to do, and nothing is lost.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+
+use serde_json::json;
+
+use crate::broken::{Broken, mkfifo};
+use crate::child::{error_of, finish, json_of, stderr};
+use crate::common::Saved;
+use crate::ends;
+use crate::kv::Talk;
+use crate::sandbox::limit_file_size;
+
+const PROMPT: [&str; 4] = ["--prompt-ids", "1,2,3,4", "-n", "3"];
+
+fn model() -> Saved {
+    Saved::named("bf16-shared")
+}
+
+fn begun() -> Talk {
+    let talk = Talk::new();
+    talk.report(&model(), &PROMPT);
+    talk
+}
+
+/// The one line with which the file is refused, and left as it is.
+#[track_caller]
+fn refused(talk: &Talk, model: &Saved, args: &[&str]) -> String {
+    let before = talk.bytes();
+    let line = error_of(&finish(talk.decode(model, args)));
+    assert!(talk.bytes() == before, "{line}");
+    assert!(line.contains("talk.kv"), "{line}");
+    line
+}
+
+#[test]
+fn other_models_and_other_settings() {
+    let talk = begun();
+    let at_other_bits = |args: &[&str]| refused(&talk, &model(), &[&PROMPT, args].concat());
+    for (args, named) in [
+        (["--dsa", "off"], "--dsa"),
+        (["--dense-bits", "8"], "--dense-bits"),
+        (["--expert-bits", "4"], "--expert-bits"),
+        (["--activations", "int8"], "--activations"),
+    ] {
+        let line = at_other_bits(&args);
+        assert!(
+            line.contains(named) && line.contains("--kv-reset"),
+            "{line}"
+        );
+    }
+    for name in ["f32-smallest", "int4-grouped", "f16-long"] {
+        let line = refused(&talk, &Saved::named(name), &PROMPT);
+        assert!(
+            line.contains("of another model") && line.contains("--kv-reset"),
+            "{line}"
+        );
+    }
+    // The same shapes, and one other weight.
+    let changed = Broken::copy("bf16-shared");
+    changed.change("model.norm.weight", |tensors, at| tensors[at].data[0] ^= 1);
+    let same_shape = Saved {
+        dirs: vec![changed.path().to_path_buf()],
+        ..model()
+    };
+    let line = refused(&talk, &same_shape, &PROMPT);
+    assert!(
+        line.contains("weights differ") || line.contains("shards differ"),
+        "{line}"
+    );
+    // A copy elsewhere is the same model, and what changes no number is no reason.
+    let copy = Broken::copy("bf16-shared");
+    let mut config = copy.config();
+    config.insert("max_position_embeddings".to_owned(), json!(100));
+    copy.set_config(&config);
+    let copied = Saved {
+        dirs: vec![copy.path().to_path_buf()],
+        ..model()
+    };
+    let settings = ["--engine", "pread", "--threads", "1", "--cache-slots", "0"];
+    let report = talk.report(&copied, &[&PROMPT[..], &settings].concat());
+    assert_eq!(report["stats"]["reused_tokens"], 3);
+}
+
+#[test]
+fn damage_and_what_is_no_kv_file() {
+    let talk = begun();
+    let whole = talk.bytes();
+    let mut damaged = Vec::new();
+    for (at, named) in [
+        (40, "damaged"),
+        (2000, "damaged"),
+        (whole.len() - 1, "damaged"),
+        (10, "version"),
+    ] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 4;
+        damaged.push((bytes, named, true));
+    }
+    damaged.push((whole[..whole.len() - 1].to_vec(), "truncated", true));
+    damaged.push((whole[..100].to_vec(), "truncated", true));
+    damaged.push((Vec::new(), "truncated", true));
+    damaged.push((b"a shopping list".to_vec(), "no KV file", false));
+    for (bytes, named, ours) in damaged {
+        fs::write(talk.path(), &bytes).unwrap();
+        let line = refused(&talk, &model(), &PROMPT);
+        assert!(line.contains(named), "{line}");
+        assert_eq!(line.contains("--kv-reset"), ours, "{line}");
+        let reset = [&PROMPT[..], &["--kv-reset"]].concat();
+        if ours {
+            let report = talk.report(&model(), &reset);
+            assert_eq!(report["stats"]["reused_tokens"], 0);
+            let report = talk.report(&model(), &PROMPT);
+            assert_eq!(report["stats"]["reused_tokens"], 3);
+        } else {
+            refused(&talk, &model(), &reset);
+        }
+    }
+    let path = talk.path();
+    fs::remove_file(&path).unwrap();
+    mkfifo(&path);
+    let line = error_of(&finish(talk.decode(&model(), &PROMPT)));
+    assert!(line.contains("no KV file"), "{line}");
+}
+
+#[test]
+fn a_reset_that_fails_loses_nothing() {
+    let talk = begun();
+    let args = [&PROMPT[..], &["--kv-reset", "--ram", "1MiB"]].concat();
+    let before = talk.bytes();
+    let line = error_of(&finish(talk.decode(&model(), &args)));
+    assert!(line.contains("does not fit"), "{line}");
+    assert!(talk.bytes() == before);
+    let other = talk.report(
+        &Saved::named("f32-smallest"),
+        &[&PROMPT[..], &["--kv-reset"]].concat(),
+    );
+    assert_eq!(other["stats"]["kv"]["file_bytes"], talk.bytes().len());
+    assert_eq!(fs::read_dir(talk.dir()).unwrap().count(), 1);
+}
+
+#[test]
+fn only_the_owner_may_read_it() {
+    let talk = begun();
+    let mode = || fs::metadata(talk.path()).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(), 0o600);
+    talk.report(&model(), &[&PROMPT[..], &["--kv-reset"]].concat());
+    assert_eq!(mode(), 0o600);
+    let nowhere = Talk::new();
+    fs::remove_dir(nowhere.dir()).unwrap();
+    let line = error_of(&finish(nowhere.decode(&model(), &PROMPT)));
+    assert!(
+        line.contains("cannot create") && line.contains("talk.kv"),
+        "{line}"
+    );
+}
+
+/// A limit on the length of files stands for the full disk. What was generated is told all the same.
+#[test]
+fn a_full_disk_loses_nothing() {
+    let talk = begun();
+    let before = talk.bytes();
+    let longer = ["--prompt-ids", "1,2,3,4,5,6,7,8,9", "-n", "20"];
+    let expected = Talk::new().report(&model(), &longer);
+    for args in [&longer[..], &[&longer[..], &["--kv-reset"]].concat()] {
+        for room in [0, 100, 5000] {
+            let mut command = talk.decode(&model(), args);
+            let limit = if args.len() > 4 {
+                1000 + room
+            } else {
+                before.len() as u64 + room
+            };
+            limit_file_size(&mut command, limit);
+            let output = finish(command);
+            assert_eq!(output.status.code(), Some(1));
+            let line = stderr(&output);
+            let parts = ["talk.kv", "not saved", "stays as it was", "too large"];
+            assert!(parts.iter().all(|part| line.contains(part)), "{line}");
+            let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(report["token_ids"], expected["token_ids"]);
+            assert!(talk.bytes() == before, "{room}");
+            assert_eq!(fs::read_dir(talk.dir()).unwrap().count(), 1);
+        }
+    }
+    let report = talk.report(&model(), &longer);
+    assert_eq!(report["stats"]["reused_tokens"], 4);
+}
+
+#[test]
+fn two_processes_at_once() {
+    let endless = ends::endless();
+    let talk = Talk::new();
+    let path = talk.path();
+    let kv = ["--kv", path.to_str().unwrap(), "--prompt-ids", "1,2"];
+    let mut first = endless.run("decode", &[&kv[..], &["-n", "100000"]].concat());
+    let mut first = first
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    ends::wait_until_it_catches_signals(&mut first);
+    for args in [&["-n", "1"][..], &["-n", "1", "--kv-reset"]] {
+        let line = error_of(&finish(endless.run("decode", &[&kv[..], args].concat())));
+        assert!(line.contains("in use by another process"), "{line}");
+    }
+    ends::interrupt(&first);
+    assert_eq!(ends::end(first).0, Some(130));
+    json_of(&finish(
+        endless.run("decode", &[&kv[..], &["-n", "1", "--json"]].concat()),
+    ));
+}

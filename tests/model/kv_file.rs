@@ -1,0 +1,328 @@
+//! A conversation that is closed and opened again goes on as if it had never ended, to the last bit of every logit.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use colibri_uring::kv_file::{Fingerprint, KvFile};
+use colibri_uring::model::{LoadOptions, Model, ModelError, Session, SessionOptions, reusable};
+use colibri_uring::pool::Pool;
+use colibri_uring::quant::Activations;
+use colibri_uring::quant::encode::Packing;
+
+use crate::fixture::{Fixture, fixture};
+
+/// A fixture as it is loaded with some settings.
+struct Opened {
+    fixture: Fixture,
+    model: Model,
+    pool: Pool,
+    fingerprint: Fingerprint,
+}
+
+impl Opened {
+    fn new(name: &str, options: LoadOptions) -> Opened {
+        let fixture = fixture(name);
+        let (shards, config) = (&fixture.shards, &fixture.config);
+        Opened {
+            model: Model::load(shards, config.clone(), options).unwrap(),
+            fingerprint: Fingerprint::of(shards, config, &options, None).unwrap(),
+            pool: Pool::new(2),
+            fixture,
+        }
+    }
+
+    fn session(&self) -> Session<'_> {
+        let options = SessionOptions::default();
+        Session::new(&self.model, self.fixture.store(), &self.pool, options)
+    }
+
+    /// A session with what the file has in common with `prompt`.
+    fn resumed(&self, file: &KvFile, prompt: &[u32]) -> (Session<'_>, usize) {
+        let mut session = self.session();
+        let kept = reusable(file.ids(), prompt).min(file.rows());
+        if let Some(cache) = file.read(kept).unwrap() {
+            session.restore(prompt[..kept].to_vec(), cache).unwrap();
+        }
+        (session, kept)
+    }
+
+    /// The logits after the last of `ids`, from the beginning.
+    fn logits(&self, ids: &[u32]) -> Vec<u32> {
+        bits(self.session().prefill(ids).unwrap())
+    }
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Sparse and dense attention, DSA that is active and that is not, floats and every way of packing.
+fn settings() -> Vec<(&'static str, LoadOptions)> {
+    let exact = LoadOptions::default();
+    let with = |name, change: fn(&mut LoadOptions)| {
+        let mut options = exact;
+        change(&mut options);
+        (name, options)
+    };
+    vec![
+        ("f16-long", exact),
+        with("f16-long", |o| o.dsa = false),
+        ("bf16-shared", exact),
+        ("f32-no-indexer", exact),
+        ("int4-grouped", exact),
+        with("int4-grouped", |o| o.activations = Activations::Int8),
+        ("fp8-block", exact),
+        with("bf16-fused-bias", |o| {
+            o.dense = Some(Packing::Int4Group(64))
+        }),
+        ("container-mixed", exact),
+    ]
+}
+
+#[test]
+fn reopened_sessions_go_on_to_the_last_bit() {
+    for (name, options) in settings() {
+        let opened = Opened::new(name, options);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("talk.kv");
+        let ids = opened.fixture.ids("/score/ids");
+        let mut straight = opened.session();
+        let mut expected = Vec::new();
+        straight
+            .score(&ids, |_, logits| expected.push(bits(logits)))
+            .unwrap();
+        // Some turns, the tokens of each at once or one at a time, every one in a session of its own.
+        let cuts = [
+            1,
+            ids.len() / 3,
+            ids.len() / 3 + 1,
+            ids.len() - 2,
+            ids.len(),
+        ];
+        for (turn, end) in cuts.into_iter().enumerate() {
+            let mut file = KvFile::open(&path, opened.fingerprint).unwrap();
+            let (mut session, kept) = opened.resumed(&file, &ids[..end]);
+            // All but the last token, which had no rows, because nobody asked what comes after it.
+            let before = turn.checked_sub(1).map_or(0, |turn| cuts[turn] - 1);
+            assert_eq!(kept, before, "{name}");
+            let step = if turn % 2 == 0 { end } else { 1 };
+            for (i, ids) in ids[kept..end].chunks(step).enumerate() {
+                let logits = bits(session.prefill(ids).unwrap());
+                assert!(
+                    logits == expected[kept + i * step + ids.len() - 1],
+                    "{name} {turn}"
+                );
+            }
+            session.truncate(end - 1);
+            file.append(&ids[..end], session.cache(), b"").unwrap();
+        }
+        // Another end: the common beginning is not computed again.
+        let mut other = ids[..ids.len() / 2].to_vec();
+        other.extend([3, 4, 5]);
+        let mut file = KvFile::open(&path, opened.fingerprint).unwrap();
+        let (mut session, kept) = opened.resumed(&file, &other);
+        assert!(kept >= ids.len() / 2, "{name}");
+        let logits = bits(session.prefill(&other[kept..]).unwrap());
+        assert!(logits == opened.logits(&other), "{name}");
+        file.append(&other, session.cache(), b"").unwrap();
+        drop(file);
+        let file = KvFile::open(&path, opened.fingerprint).unwrap();
+        assert_eq!((file.ids(), file.rows()), (&other[..], other.len()));
+        // The same prompt again: the last token is computed, and says the same.
+        let (mut session, kept) = opened.resumed(&file, &other);
+        assert_eq!(kept, other.len() - 1);
+        assert!(
+            bits(session.prefill(&other[kept..]).unwrap()) == logits,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_session_reuses_what_it_has() {
+    let opened = Opened::new("f16-long", LoadOptions::default());
+    let ids = opened.fixture.ids("/score/ids");
+    let mut session = opened.session();
+    session.prefill(&ids).unwrap();
+    let mut other = ids[..200].to_vec();
+    other.extend([7, 8, 9]);
+    for (prompt, kept) in [(&ids, ids.len() - 1), (&other, 200), (&ids, 200)] {
+        let kept_now = session.reuse(prompt);
+        assert_eq!(kept_now, kept);
+        assert_eq!(session.ids(), &prompt[..kept]);
+        let logits = bits(session.prefill(&prompt[kept..]).unwrap());
+        assert!(logits == opened.logits(prompt));
+    }
+}
+
+#[test]
+fn settings_and_models_have_fingerprints_of_their_own() {
+    let mut seen = Vec::new();
+    for (name, options) in settings() {
+        let opened = Opened::new(name, options);
+        let again = Fingerprint::of(
+            &opened.fixture.shards,
+            &opened.fixture.config,
+            &options,
+            None,
+        );
+        assert_eq!(again.unwrap(), opened.fingerprint, "{name}");
+        assert!(!seen.contains(&opened.fingerprint.name()), "{name}");
+        seen.push(opened.fingerprint.name());
+    }
+}
+
+#[test]
+fn caches_that_do_not_fit_are_refused() {
+    let opened = Opened::new("f16-long", LoadOptions::default());
+    let dense = LoadOptions {
+        dsa: false,
+        ..LoadOptions::default()
+    };
+    let without_keys = Opened::new("f16-long", dense);
+    let dir = tempfile::tempdir().unwrap();
+    let mut file = KvFile::open(&dir.path().join("a.kv"), opened.fingerprint).unwrap();
+    let mut session = opened.session();
+    session.prefill(&[1, 2, 3]).unwrap();
+    file.append(&[1, 2, 3], session.cache(), b"").unwrap();
+    let cache = || file.read(3).unwrap().unwrap();
+    let refused =
+        |session: &mut Session, ids: &[u32]| session.restore(ids.to_vec(), cache()).unwrap_err();
+    let error = refused(&mut without_keys.session(), &[1, 2, 3]);
+    assert!(matches!(error, ModelError::Cache { .. }), "{error}");
+    let error = refused(&mut session, &[1, 2]);
+    assert!(matches!(error, ModelError::Cache { .. }), "{error}");
+    let error = refused(&mut session, &[1, 2, 1 << 20]);
+    assert!(matches!(error, ModelError::Token { .. }), "{error}");
+    assert_eq!(session.ids(), [1, 2, 3]);
+}
+
+#[test]
+fn contexts_end_where_the_model_does() {
+    let mut fixture = fixture("f32-smallest");
+    fixture.config.max_position_embeddings = 10;
+    let (model, pool) = (fixture.model(), Pool::new(1));
+    let mut session = Session::new(&model, fixture.store(), &pool, SessionOptions::default());
+    session.prefill(&[1; 9]).unwrap();
+    let error = session.prefill(&[1, 2]).unwrap_err().to_string();
+    assert!(
+        error.contains("11 tokens") && error.contains("max_position_embeddings is 10"),
+        "{error}"
+    );
+    session.decode(1).unwrap();
+    assert!(matches!(
+        session.decode(1),
+        Err(ModelError::ContextTooLong {
+            tokens: 11,
+            max: 10
+        })
+    ));
+    assert_eq!(session.len(), 10);
+}
+
+#[test]
+fn slices_of_64_and_one_piece_are_the_same() {
+    let opened = Opened::new("f16-long", LoadOptions::default());
+    let vocab = opened.fixture.config.vocab_size as u32;
+    let ids: Vec<u32> = (0..1000u32).map(|i| i * i % 97 * 3 % vocab).collect();
+    let logits = |slice| {
+        let options = SessionOptions {
+            slice,
+            ..SessionOptions::default()
+        };
+        let store = opened.fixture.store();
+        let mut session = Session::new(&opened.model, store, &opened.pool, options);
+        let logits = bits(session.prefill(&ids).unwrap());
+        (logits, session.stats().kv_bytes)
+    };
+    let whole = logits(usize::MAX);
+    assert!(logits(64) == whole);
+    assert!(logits(1000 / 3) == whole);
+}
+
+const CHILD: &str = "COLIBRI_TEST_KV_CHILD";
+const KILLED: &str = "f32-smallest";
+
+/// The conversation after `turn` turns: it grows for some turns, and then another one begins.
+fn conversation(turn: u64) -> Vec<u32> {
+    let (subject, length) = (turn / 25, 2 + 3 * (turn % 25));
+    (0..length)
+        .map(|i| ((i * 7 + subject * 13) % 17) as u32)
+        .collect()
+}
+
+/// Not a test of its own: what the test below kills. Saves one turn after the other, and says so.
+#[test]
+fn saves_until_it_is_killed() {
+    let Some(path) = std::env::var_os(CHILD) else {
+        return;
+    };
+    let opened = Opened::new(KILLED, LoadOptions::default());
+    let mut file = KvFile::open(Path::new(&path), opened.fingerprint).unwrap();
+    let (mut session, _) = opened.resumed(&file, &conversation(file.turns() + 1));
+    loop {
+        let turn = file.turns() + 1;
+        let history = conversation(turn);
+        let fed = &history[..history.len() - 1];
+        let kept = session.reuse(fed);
+        session.prefill(&fed[kept..]).unwrap();
+        file.append(&history, session.cache(), b"").unwrap();
+        println!("\nsaved {turn}");
+    }
+}
+
+#[test]
+fn killed_at_any_moment_it_has_the_last_whole_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    let path: PathBuf = dir.path().join("talk.kv");
+    let opened = Opened::new(KILLED, LoadOptions::default());
+    let (mut seed, mut turns, mut kills) = (12345u64, 0, 0);
+    while turns < 200 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "kv_file::saves_until_it_is_killed",
+                "--nocapture",
+            ])
+            .env(CHILD, &path)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let saved = |line: &str| line.strip_prefix("saved ")?.parse::<u64>().ok();
+        // From the first turn that it has saved on, or at once.
+        let mut told = turns;
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        if seed >> 60 != 0 {
+            told = lines.find_map(|line| saved(&line.unwrap())).unwrap();
+            std::thread::sleep(Duration::from_micros((seed >> 33) % 20_000));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        told = lines
+            .map_while(Result::ok)
+            .filter_map(|line| saved(&line))
+            .last()
+            .unwrap_or(told);
+        kills += 1;
+        let file = KvFile::open(&path, opened.fingerprint).unwrap();
+        // What it said is there, and at most the one that it was saving.
+        assert!(
+            (told..=told + 1).contains(&file.turns()),
+            "{told} {}",
+            file.turns()
+        );
+        turns = file.turns();
+        if turns == 0 {
+            continue;
+        }
+        let history = conversation(turns);
+        assert_eq!((file.ids(), file.rows()), (&history[..], history.len() - 1));
+        let (mut session, kept) = opened.resumed(&file, &history);
+        assert_eq!(kept, history.len() - 1);
+        assert!(bits(session.prefill(&history[kept..]).unwrap()) == opened.logits(&history));
+    }
+    println!("{turns} turns, killed {kills} times");
+}
