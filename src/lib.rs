@@ -7,6 +7,7 @@
 pub mod chat;
 pub mod config;
 pub mod convert;
+pub mod demo;
 pub mod draft;
 pub mod generate;
 pub mod kv_file;

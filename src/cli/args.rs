@@ -19,9 +19,13 @@ use super::size::Size;
 /// Which model, and how it is run. But for `--dsa`, `--dense-bits`, `--expert-bits` and `--activations`, none of it changes a number that the model computes.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
-    /// Directory with config.json and *.safetensors; give it several times for a model split over drives
-    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
+    /// Directory with config.json and *.safetensors; give it several times for a model split over drives [default: the demo
+    /// model that ships with the program]
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
     pub model: Vec<PathBuf>,
+    /// Whether `model` is the demo model.
+    #[arg(skip)]
+    pub demo: bool,
     /// Directory on another drive with copies of the model's files, read beside them; up to 4 times
     #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MIRROR")]
     pub mirror: Vec<PathBuf>,

@@ -44,7 +44,7 @@ use status::{Counters, Room, say};
 /help in a conversation lists its commands. Lines are kept in ~/.local/state/colibri-uring/history.")]
 pub struct ChatArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     #[command(flatten)]
     template: TemplateArgs,
     /// Use no chat template: what you write and what the model writes is one text, as suits a model that was not trained to talk

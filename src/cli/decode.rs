@@ -10,6 +10,7 @@ use clap::builder::FalseyValueParser;
 use clap::{ArgGroup, Args};
 use colibri_uring::chat::Conversation;
 use colibri_uring::config::Config;
+use colibri_uring::demo;
 use colibri_uring::draft::{Drafter, Mode};
 use colibri_uring::generate::{Finish, Generated, Source, generate};
 use colibri_uring::model::{ModelError, Phase, Session};
@@ -42,7 +43,10 @@ use super::template::{self, TemplateArgs};
     colibri-uring decode --model DIR --kv story.kv --kv-append --prompt \" Then\"   # goes on with the story")]
 pub struct DecodeArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
+    /// Whether the demo model's own prompt is taken when none is given, without looking for one anywhere.
+    #[arg(skip)]
+    pub(super) demonstrate: bool,
     #[command(flatten)]
     draft: DraftArgs,
     #[command(flatten)]
@@ -125,6 +129,8 @@ struct Input {
     prompt: Vec<u32>,
     replay: Option<Vec<u32>>,
     tokenizer: Option<Tokenizer>,
+    /// The prompt is the demo model's own, and is printed before what continues it.
+    demonstrates: bool,
 }
 
 impl Input {
@@ -133,6 +139,7 @@ impl Input {
     fn read(args: &DecodeArgs, after_text: bool) -> anyhow::Result<Input> {
         let dir = &args.model.model[0];
         let tokenizer = Tokenizer::load(dir)?;
+        let mut demonstrates = false;
         let (prompt, replay) = if let Some(ids) = &args.prompt_ids {
             (ids.0.clone(), None)
         } else if let Some(path) = &args.replay {
@@ -153,10 +160,21 @@ impl Input {
             // The text in the file is the prompt.
             (Vec::new(), None)
         } else {
-            let Some(text) = args.text.read()? else {
-                super::wrong_usage(
+            // Without a command nobody has meant the standard input for this program.
+            let given = if args.demonstrate {
+                None
+            } else {
+                args.text.read()?
+            };
+            let text = match given {
+                Some(text) => text,
+                None if args.demonstrate || args.model.demo => {
+                    demonstrates = true;
+                    demo::PROMPT.to_owned()
+                }
+                None => super::wrong_usage(
                     "no prompt: give --prompt, --prompt-file, --prompt-ids or --replay, or redirect the standard input".into(),
-                );
+                ),
             };
             let Some(tokenizer) = &tokenizer else {
                 bail!("no tokenizer.json in {}: give --prompt-ids", dir.display());
@@ -172,6 +190,7 @@ impl Input {
             prompt,
             replay,
             tokenizer,
+            demonstrates,
         })
     }
 
@@ -265,7 +284,12 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
             Source::Replay(ids.clone())
         }
         None => {
-            let mut sampler = Sampler::new(args.sampling.over(Sampling::default()));
+            let defaults = Sampling {
+                // A small model repeats itself when it always says the likeliest.
+                temperature: if input.demonstrates { 0.7 } else { 0.0 },
+                ..Sampling::default()
+            };
+            let mut sampler = Sampler::new(args.sampling.over(defaults));
             sampler.observe(&input.prompt);
             let mut stop = config.eos_token_ids.clone();
             if let (true, Some(tokenizer)) = (args.chat, &input.tokenizer) {
@@ -295,11 +319,14 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         Some(turn) => turn.restore(&mut session, &input.prompt)?,
         None => 0,
     };
-    let out = if args.json {
+    let mut out = if args.json {
         nowhere()
     } else {
         Box::new(io::stdout().lock())
     };
+    if input.demonstrates {
+        out.write_all(demo::PROMPT.as_bytes())?;
+    }
     let mut printer = Printer::new(out, input.tokenizer.as_ref())
         .on_terminal(!args.json && io::stdout().is_terminal());
     let mut prompt_phases = None;

@@ -22,9 +22,9 @@ use super::size::human;
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  colibri-uring inspect --model /models/GLM-5.2")]
 pub struct InspectArgs {
-    /// Directory with *.safetensors files; give it several times for a model split over drives
-    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
-    model: Vec<PathBuf>,
+    /// Directory with *.safetensors files; give it several times for a model split over drives [default: the demo model]
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
+    pub(super) model: Vec<PathBuf>,
     /// Print one JSON object
     #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
     json: bool,

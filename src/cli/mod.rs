@@ -10,6 +10,7 @@ mod args;
 mod chat;
 mod convert;
 mod decode;
+mod demo;
 mod doctor;
 mod environment;
 mod inspect;
@@ -38,14 +39,15 @@ mod terminal;
 #[command(name = "colibri-uring", version, max_term_width = 100)]
 #[command(
     after_help = "Every flag also reads an environment variable: --cache-slots reads COLIBRI_CACHE_SLOTS.\n\
-                  Results go to stdout, everything else to stderr. Exit code 0: done, 1: failed, 2: usage."
+                  Results go to stdout, everything else to stderr. Exit code 0: done, 1: failed, 2: usage.\n\
+                  Without a command, the demo model that ships with the program writes a little."
 )]
 struct Cli {
     /// Say more on stderr: -v for what is done, -vv for details. RUST_LOG overrides it
     #[arg(short, long, global = true, action = ArgAction::Count, env = "COLIBRI_VERBOSE")]
     verbose: u8,
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -68,17 +70,8 @@ pub fn main() -> ExitCode {
     let cli: Cli = environment::parse(Cli::command(), std::env::args_os().collect());
     log_to_stderr(cli.verbose);
     let outcome = match cli.command {
-        Command::Decode(args) => decode::run(&args),
-        Command::Chat(args) => chat::run(&args),
-        Command::Score(args) => score::run(&args),
-        Command::Profile(args) => profile::run(&args),
-        Command::Mirror(args) => mirror::run(&args),
-        Command::Inspect(args) => inspect::run(&args),
-        Command::Convert(args) => convert::run(&args),
-        Command::Doctor(args) => doctor::run(&args),
-        Command::Plan(args) => plan::run(&args),
-        Command::Simulate(args) => simulate::run(&args),
-        Command::Synth(args) => synth::run(&args),
+        Some(command) => run(command),
+        None => demonstrate(),
     };
     match outcome {
         Ok(code) => code,
@@ -90,6 +83,35 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Runs a command, with the demo model if it has none.
+fn run(mut command: Command) -> anyhow::Result<ExitCode> {
+    let _demo = demo::provide(&mut command)?;
+    match command {
+        Command::Decode(args) => decode::run(&args),
+        Command::Chat(args) => chat::run(&args),
+        Command::Score(args) => score::run(&args),
+        Command::Profile(args) => profile::run(&args),
+        Command::Mirror(args) => mirror::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Convert(args) => convert::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
+        Command::Synth(args) => synth::run(&args),
+    }
+}
+
+/// What is run when no command is given: something to see, and what to do next.
+fn demonstrate() -> anyhow::Result<ExitCode> {
+    let mut command = Cli::parse_from(["colibri-uring", "decode"]).command;
+    if let Some(Command::Decode(args)) = &mut command {
+        args.demonstrate = true;
+    }
+    let outcome = command.map_or(Ok(ExitCode::SUCCESS), run)?;
+    demo::hint();
+    Ok(outcome)
 }
 
 /// What clap cannot express in its derive: ends the program with exit code 2, the usage and this message.

@@ -21,7 +21,7 @@ use super::size::human;
 Exit code 1 when the model does not fit.")]
 pub struct PlanArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     #[command(flatten)]
     draft: DraftArgs,
     /// Tokens of the context

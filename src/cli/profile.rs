@@ -37,12 +37,12 @@ use table::{Report, cache_lines, print};
     colibri-uring profile --model /ssd/GLM-5.2 --report profile.html\n  \
     colibri-uring profile --file /ssd/large --block-size 1MiB 19MiB --queue-depth 4 8 --engine uring --json")]
 pub struct ProfileArgs {
-    /// Directory of a model, whose experts are read; several times for a model split over drives
-    #[arg(long, value_name = "DIR", num_args = 1.., required_unless_present = "file", env = "COLIBRI_MODEL")]
-    model: Vec<PathBuf>,
+    /// Directory of a model, whose experts are read; several times for a model split over drives [default: the demo model]
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
+    pub(super) model: Vec<PathBuf>,
     /// Any large file
     #[arg(long, value_name = "F", conflicts_with = "model", env = "COLIBRI_FILE")]
-    file: Option<PathBuf>,
+    pub(super) file: Option<PathBuf>,
     /// Bytes of a read, also several [default: the model's experts as they lie, and the pieces that decoding reads them in; of
     /// a file 1MiB, 4MiB and 19MiB]
     #[arg(long, value_name = "SIZE", num_args = 1.., value_delimiter = ',', env = "COLIBRI_BLOCK_SIZE")]

@@ -19,7 +19,7 @@ use super::open::{Indexed, Tokens};
 #[command(after_help = "Example:\n  colibri-uring score --model DIR --ids 3,14,159,26 --json")]
 pub struct ScoreArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     /// Token ids
     #[arg(long, value_name = "IDS", env = "COLIBRI_IDS")]
     ids: Ids,

@@ -32,9 +32,9 @@ use super::size::{Size, human};
     colibri-uring simulate --model DIR --routing routing.jsonl --device 1.9GiB/s@90us --cache-slots 8\n\
 No weights are read: a model made by `synth --sparse` does as well.")]
 pub struct SimulateArgs {
-    /// Directory with config.json and *.safetensors; give it several times for a split model
-    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
-    model: Vec<PathBuf>,
+    /// Directory with config.json and *.safetensors; give it several times for a split model [default: the demo model]
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
+    pub(super) model: Vec<PathBuf>,
     /// A drive with a copy of the model: its bandwidth and, after an @, its latency [default: 100us]; give it for each drive
     #[arg(long, value_name = "RATE[@LATENCY]", num_args = 1.., required = true, value_delimiter = ',', env = "COLIBRI_DEVICE")]
     device: Vec<Drive>,

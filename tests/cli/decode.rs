@@ -94,6 +94,7 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         "window_bytes",
         "replicas",
         "latency_us",
+        "window_bytes",
     ];
     wanted.sort_unstable();
     let stats = &report["stats"];

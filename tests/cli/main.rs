@@ -9,6 +9,7 @@ mod child;
 mod convert;
 mod convert_ends;
 mod decode;
+mod demo;
 mod ends;
 mod hostile_shards;
 mod hostile_text;
