@@ -341,7 +341,6 @@ fn wrong_flags_are_exit_code_2() {
             "--seconds",
             "0",
         ],
-        &["profile"],
         &["profile", "--model", "a", "--file", "b"],
         &["profile", "--file", "a", "--queue-depth", "0"],
         &["profile", "--file", "a", "--engine", "steam"],

@@ -9,13 +9,14 @@ use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_uring::chat::{ChatError, Conversation, Format, Turn};
 use colibri_uring::config::Generation;
+use colibri_uring::draft::{Drafter, Mode};
 use colibri_uring::generate::{Finish, Generated, Source, generate};
 use colibri_uring::model::{ModelError, Session};
 use colibri_uring::sample::{Sampler, Sampling};
 use colibri_uring::template::TemplateError;
 use colibri_uring::tokenizer::{Tokenizer, check_ids};
 
-use super::args::ModelArgs;
+use super::args::{DraftArgs, ModelArgs};
 use super::interrupt::{self, Interrupts};
 use super::kv::Kept;
 use super::open::{self, Indexed, Opened, Tokens};
@@ -59,6 +60,8 @@ pub struct ChatArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    draft: DraftArgs,
+    #[command(flatten)]
     kv: ChatKvArgs,
 }
 
@@ -89,7 +92,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
             })?,
     };
     let sampling = args.sampling.over(Generation::load(dir)?.sampling());
-    let indexed = Indexed::open(&args.model)?;
+    let indexed = Indexed::open(&args.model)?.drafting(args.draft.mtp.0)?;
     let max = indexed.config().max_position_embeddings;
     let mut kept = args.kv.open(|| indexed.fingerprint(&args.model))?;
     let before = kept.as_ref().map_or(0, |kept| kept.file().ids().len());
@@ -127,6 +130,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
         opened: &opened,
         session,
         sampling,
+        drafts: args.draft.mtp.0,
         turns: 0,
         stop,
         vocab,
@@ -150,6 +154,7 @@ struct Chat<'a> {
     opened: &'a Opened,
     session: Session<'a>,
     sampling: Sampling,
+    drafts: Mode,
     /// Messages so far, also those of conversations that were reset.
     turns: u64,
     stop: Vec<u32>,
@@ -289,12 +294,13 @@ impl Chat<'_> {
             Printer::new(stdout.lock(), Some(self.tokenizer)).on_terminal(stdout.is_terminal());
         self.session.truncate(turn.reused);
         let reading = progress::spinner(format!("reading {} tokens", turn.rest().len()));
-        let session = &mut self.session;
         let stop = &self.stop;
+        // The last token is never fed.
+        let mut drafter = Drafter::new(&mut self.session, self.drafts, self.context - 1);
         let generated = generate(
             turn.rest(),
             source,
-            |ids| match session.prefill(ids) {
+            |ids| match drafter.feed(ids) {
                 Ok(logits) => Ok(Some(logits.to_vec())),
                 Err(ModelError::Stopped) => Ok(None),
                 Err(error) => Err(anyhow::Error::from(error)),
@@ -309,6 +315,14 @@ impl Chat<'_> {
             },
         );
         reading.finish_and_clear();
+        let drafted = drafter.finish();
+        tracing::debug!("drafts: {drafted:?}");
+        // Without it a conversation that is continued drafts less.
+        if self.kept.is_some()
+            && let Err(error) = self.session.settle_drafts()
+        {
+            tracing::debug!("the prediction layer is not up to date: {error}");
+        }
         printer.finish()?;
         generated
     }

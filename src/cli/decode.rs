@@ -173,7 +173,7 @@ impl Input {
                     demo::PROMPT.to_owned()
                 }
                 None => super::wrong_usage(
-                    "no prompt: give --prompt, --prompt-file, --prompt-ids or --replay, or redirect the standard input".into(),
+                    "no prompt: give --prompt, --prompt-file, --prompt-ids or --replay, or a standard input that is not empty".into(),
                 ),
             };
             let Some(tokenizer) = &tokenizer else {

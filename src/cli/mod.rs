@@ -16,6 +16,7 @@ mod environment;
 mod inspect;
 mod interrupt;
 mod kv;
+mod manual;
 mod mirror;
 mod open;
 mod output;
@@ -63,6 +64,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Plan(Box<plan::PlanArgs>),
     Synth(synth::SynthArgs),
+    Man(manual::ManArgs),
+    Completions(manual::CompletionsArgs),
 }
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
@@ -100,6 +103,8 @@ fn run(mut command: Command) -> anyhow::Result<ExitCode> {
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Man(args) => manual::man(&args),
+        Command::Completions(args) => manual::completions(&args),
     }
 }
 

@@ -35,9 +35,8 @@ impl PromptArgs {
         self.prompt.is_some() || self.prompt_file.is_some()
     }
 
-    /// The prompt, or `None` when nothing is given and nobody has redirected the standard input to anything that could hold
-    /// one: it is a terminal or `/dev/null`. Ends the program as wrong usage when `--prompt` is not UTF-8, or when the standard input is
-    /// empty and was not asked for.
+    /// The prompt, or `None` when nothing is given: the standard input is a terminal, `/dev/null` or empty. Ends the program as wrong
+    /// usage when `--prompt` is not UTF-8.
     pub fn read(&self) -> anyhow::Result<Option<String>> {
         match (&self.prompt, &self.prompt_file) {
             (Some(text), _) => match text.clone().into_encoded_bytes().try_into() {
@@ -47,12 +46,7 @@ impl PromptArgs {
             (None, Some(path)) if path == Path::new("-") => Ok(Some(standard_input()?)),
             (None, Some(path)) => Ok(Some(file(path)?)),
             (None, None) if !redirected() => Ok(None),
-            (None, None) => match standard_input()? {
-                text if text.is_empty() => super::wrong_usage(
-                    "no prompt: the standard input is empty; give --prompt, --prompt-file, --prompt-ids or --replay".into(),
-                ),
-                text => Ok(Some(text)),
-            },
+            (None, None) => Ok(Some(standard_input()?).filter(|text| !text.is_empty())),
         }
     }
 }

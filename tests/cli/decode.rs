@@ -91,7 +91,6 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         "usage_runs",
         "lookahead",
         "ring_enters",
-        "window_bytes",
         "replicas",
         "latency_us",
         "window_bytes",

@@ -19,6 +19,7 @@ mod kv_chat;
 mod kv_refused;
 mod long;
 mod lookahead;
+mod manual;
 mod mtp;
 mod plan;
 mod pty;

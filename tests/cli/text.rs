@@ -75,7 +75,7 @@ fn no_prompt_is_wrong_usage() {
     let none = || decode("tiny-text", &["-n", "1"]);
     wrong(
         &fed(none(), b""),
-        &["the standard input is empty", "--prompt-file"],
+        &["a standard input that is not empty", "--prompt-file"],
     );
     let mut null = none();
     null.stdin(Stdio::null());

@@ -16,9 +16,8 @@ fn error_line(args: &[&str]) -> String {
 #[test]
 fn wrong_usage_is_exit_code_2() {
     let wrong: &[&[&str]] = &[
-        &[],
         &["fly"],
-        &["inspect"],
+        &["convert"],
         &["inspect", "--model"],
         &["doctor", "--sideways"],
     ];
