@@ -19,6 +19,7 @@ mod kv;
 mod mirror;
 mod open;
 mod output;
+mod pictures;
 mod plan;
 mod printer;
 mod profile;
