@@ -384,6 +384,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         mtp: Mtp::new(drafts, session.can_draft(), &drafted),
         engine: open::engine_stats(&mut session, &opened),
     };
+    let pictured = pictures.write(recorded, &opened, &stats);
     if args.json {
         let text = input.tokenizer.as_ref().map(|t| t.decode(&generated.ids));
         super::print_json(&Report {
@@ -400,8 +401,8 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     } else {
         summarise(&generated, &stats);
     }
-    pictures.write(recorded)?;
     saved?;
+    pictured?;
     Ok(match generated.finish {
         Finish::Interrupted => super::interrupt::exit_code(),
         _ => ExitCode::SUCCESS,

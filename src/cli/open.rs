@@ -16,6 +16,7 @@ use colibri_uring::model::{
 use colibri_uring::plan::{self, Ask, Plan, PlanError, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
+use colibri_uring::report::machine;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::usage::{History, Identity, Usage};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
@@ -263,6 +264,11 @@ impl Opened {
     pub fn sources(&self) -> Vec<String> {
         let dirs = self.shards.dirs().iter().chain(self.shards.mirrors());
         dirs.map(|dir| dir.display().to_string()).collect()
+    }
+
+    /// On what it runs.
+    pub fn facts(&self) -> Vec<(String, String)> {
+        machine::facts(self.shards.files())
     }
 
     /// How long opening and loading took.
