@@ -26,5 +26,6 @@ pub mod stream;
 pub mod synth;
 pub mod template;
 pub mod tokenizer;
+pub mod trace;
 pub mod verify;
 pub mod weight;

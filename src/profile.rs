@@ -300,6 +300,7 @@ impl Target {
                 search: None,
                 chunk_bytes: slab_bytes,
                 batch_bytes: 0,
+                record: 0,
             },
             slabs: places,
             slab_bytes,

@@ -6,13 +6,19 @@ use std::fmt::Write as _;
 
 mod bars;
 mod chart;
+pub mod decode;
+mod grid;
 pub mod hlog;
 pub mod machine;
 pub mod mirrors;
+mod pipeline;
 pub mod profile;
+mod stack;
 
 pub use bars::{Bar, Bars};
 pub use chart::{Axis, Chart, Scale, Series};
+pub use grid::Grid;
+pub use stack::Stack;
 
 /// Text that may stand in HTML or in an attribute.
 fn escape(text: &str) -> String {
@@ -94,6 +100,26 @@ impl Page {
             chart.draw(&mut self.body);
         }
         self.body.push_str("</div>\n");
+    }
+
+    /// Numbers that sum everything up, each with its name.
+    pub fn tiles(&mut self, tiles: &[(String, String)]) {
+        self.body.push_str("<div class=\"tiles\">");
+        for (value, name) in tiles {
+            let (value, name) = (escape(value), escape(name));
+            let _ = write!(self.body, "<div><b>{value}</b><span>{name}</span></div>");
+        }
+        self.body.push_str("</div>\n");
+    }
+
+    /// A map of cells.
+    pub fn grid(&mut self, grid: &Grid) {
+        grid.draw(&mut self.body);
+    }
+
+    /// Stacked columns.
+    pub fn stack(&mut self, stack: &Stack) {
+        stack.draw(&mut self.body);
     }
 
     /// Bars.

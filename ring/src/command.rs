@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::EngineError;
 use crate::extent::Chunk;
+use crate::record::Record;
 use crate::replica::Stats;
 use crate::schedule::{Event, Priority};
 
@@ -17,6 +18,7 @@ pub(crate) enum Command {
     Promote(SlabId),
     DropWaiting(SlabId),
     Stats(Sender<Stats>),
+    Record(Sender<Option<Record>>),
 }
 
 /// The engine's connection to a driver: on a thread of its own, or simulated on the caller's.
@@ -47,6 +49,9 @@ pub(crate) fn apply<D: Device>(
             Command::DropWaiting(slab) => driver.scheduler.drop_waiting(slab, events),
             Command::Stats(reply) => {
                 let _ = reply.send(driver.scheduler.stats());
+            }
+            Command::Record(reply) => {
+                let _ = reply.send(driver.scheduler.record.take());
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Scheduler and device together, driven by whichever thread owns them.
 
 use std::io;
+use std::time::Instant;
 
 use crate::device::{Completion, Device};
 use crate::schedule::{Event, Scheduler};
@@ -25,7 +26,11 @@ pub struct Driver<D> {
 impl<D: Device> Driver<D> {
     /// A driver of `device`, which must have room for [`Scheduler::max_in_flight`] reads. Reads of about `batch_bytes` bytes
     /// may be waited for at once.
-    pub fn new(device: D, scheduler: Scheduler, batch_bytes: u64) -> Driver<D> {
+    pub fn new(device: D, mut scheduler: Scheduler, batch_bytes: u64) -> Driver<D> {
+        if let Some(record) = &mut scheduler.record {
+            let now = Instant::now();
+            record.epoch = now.checked_sub(device.now()).unwrap_or(now);
+        }
         Driver {
             device,
             scheduler,

@@ -18,6 +18,7 @@ use crate::command::{Command, Link};
 use crate::device;
 use crate::extent::{Layout, PARTS};
 use crate::inline::Inline;
+use crate::record::Record;
 use crate::replica::{Files, Replicas, Stats};
 use crate::schedule::{Event, Priority, Scheduler};
 use crate::sim::{Clock, Sim, SimDrive};
@@ -56,6 +57,8 @@ pub struct Engine {
     unsent: Vec<Command>,
     /// The next read begins a batch.
     batch_begins: bool,
+    /// Reads asked for so far.
+    reads: u64,
 }
 
 impl std::fmt::Debug for Engine {
@@ -139,6 +142,9 @@ impl Engine {
         if let Some(bounds) = options.search {
             scheduler.search_windows(bounds);
         }
+        if options.record > 0 {
+            scheduler.record(options.record);
+        }
         let free = || Slab {
             state: SlabState::Free,
             layout: None,
@@ -151,6 +157,7 @@ impl Engine {
             chunk_bytes: options.chunk_bytes,
             unsent: Vec::new(),
             batch_begins: false,
+            reads: 0,
         })
     }
 
@@ -180,11 +187,12 @@ impl Engine {
         self.batch_begins = true;
     }
 
-    /// Asks for `layout` to be read into a free slab. Nothing starts before [`Engine::flush`].
+    /// Asks for `layout` to be read into a free slab. Nothing starts before [`Engine::flush`]. Returns how
+    /// many reads were asked for before this one: its number in a [`Record`].
     ///
     /// # Panics
     /// When the slab is not free, or too small.
-    pub fn read(&mut self, slab: SlabId, priority: Priority, layout: Layout) {
+    pub fn read(&mut self, slab: SlabId, priority: Priority, layout: Layout) -> u64 {
         assert!(
             layout.footprint <= self.arena.slab_bytes(slab) as u64,
             "{slab:?} is too small"
@@ -205,6 +213,8 @@ impl Engine {
             self.unsent.push(Command::BeginBatch);
         }
         self.unsent.push(Command::Push(slab, priority, chunks));
+        self.reads += 1;
+        self.reads - 1
     }
 
     /// A speculative read is wanted now (also one that was abandoned and has not ended).
@@ -303,6 +313,14 @@ impl Engine {
         // SAFETY: the part is complete: no chunk that overlaps it will be read again before the slab is free, which
         // needs `&mut self` and so the end of this borrow.
         unsafe { self.arena.borrow(slab, layout.places[range], wanted.len) }
+    }
+
+    /// Takes the record that [`Options::record`] asked for, of what has ended so far. `None` when there is none (any more), or the ring thread has ended.
+    pub fn take_record(&mut self) -> Option<Record> {
+        let (sender, receiver) = channel();
+        self.unsent.push(Command::Record(sender));
+        self.flush();
+        receiver.recv().ok().flatten()
     }
 
     /// What the reads did so far; `None` when the ring thread has ended.

@@ -21,6 +21,7 @@ mod options;
 mod pin;
 mod pread;
 pub mod probe;
+pub mod record;
 pub mod replica;
 pub mod schedule;
 pub mod sim;

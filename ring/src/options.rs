@@ -18,6 +18,8 @@ pub struct Options {
     /// Reads of about this many bytes may be waited for at once, which saves entries into the kernel; 0: every read that ends
     /// is noticed at once.
     pub batch_bytes: u64,
+    /// How many chunks are recorded, see [`Engine::take_record`](crate::engine::Engine::take_record); 0: none.
+    pub record: usize,
 }
 
 impl Default for Options {
@@ -28,6 +30,7 @@ impl Default for Options {
             search: None,
             chunk_bytes: 2 << 20,
             batch_bytes: 4 << 20,
+            record: 0,
         }
     }
 }

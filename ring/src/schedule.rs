@@ -14,6 +14,7 @@ use crate::device::{Completion, Op};
 use crate::drive::{Drive, Window};
 use crate::extent::{Chunk, PARTS};
 use crate::pin::Pinned;
+use crate::record::{ChunkRead, Record};
 use crate::replica::{Files, Replica, Route, Stats};
 
 /// Why a read is wanted. Every waiting demand read goes before every speculative one, and that before every preload.
@@ -73,6 +74,8 @@ pub struct ReadError {
 /// A slab being filled.
 #[derive(Debug)]
 struct Job {
+    /// How many slabs were pushed before it.
+    number: u64,
     priority: Priority,
     waiting: VecDeque<Waiting>,
     in_flight: usize,
@@ -117,6 +120,7 @@ struct InFlight {
     copy: u8,
     direct: bool,
     drive: usize,
+    priority: Priority,
     since: Duration,
 }
 
@@ -143,6 +147,10 @@ pub struct Scheduler {
     pinned: Option<Pinned>,
     /// Statistics of everything that completed.
     pub(crate) stats: Stats,
+    /// What completed, one by one, if somebody wants to see that.
+    pub(crate) record: Option<Record>,
+    /// Slabs pushed so far.
+    pushed: u64,
 }
 
 impl Scheduler {
@@ -186,6 +194,8 @@ impl Scheduler {
             direct_only: files.direct_only(),
             pinned: files.weights.clone().map(Pinned::new),
             stats: Stats::new(sources),
+            record: None,
+            pushed: 0,
         }
     }
 
@@ -194,6 +204,11 @@ impl Scheduler {
         for drive in &mut self.drives {
             drive.search(bounds);
         }
+    }
+
+    /// From now on every chunk is recorded, up to `room` of them.
+    pub(crate) fn record(&mut self, room: usize) {
+        self.record = Some(Record::new(room));
     }
 
     /// Number of drives.
@@ -266,6 +281,7 @@ impl Scheduler {
             .collect();
         self.waiting_bytes += chunks.iter().map(|chunk| chunk.len).sum::<u64>();
         self.jobs[slab.index()] = Some(Job {
+            number: self.pushed,
             priority,
             waiting,
             in_flight: 0,
@@ -273,6 +289,7 @@ impl Scheduler {
             dropped: false,
             error: None,
         });
+        self.pushed += 1;
         self.queues[priority as usize].push_back(slab);
         self.finish(slab, events);
     }
@@ -340,6 +357,7 @@ impl Scheduler {
                     copy,
                     direct,
                     drive,
+                    priority,
                     since: now,
                 };
                 return Some(self.launch(flight));
@@ -441,6 +459,7 @@ impl Scheduler {
             .as_mut()
             .expect("a slab in flight is being filled");
         job.in_flight -= 1;
+        let number = job.number;
 
         let mut waiting = flight.waiting;
         let chunk = waiting.chunk;
@@ -489,8 +508,19 @@ impl Scheduler {
                 self.fail(flight, e);
             }
         }
+        let came = self.stats.sources[source_index].bytes - before;
+        if let Some(record) = &mut self.record {
+            record.push(ChunkRead {
+                read: number,
+                begin: flight.since,
+                end: now,
+                bytes: came,
+                source: source_index as u32,
+                priority: flight.priority,
+                parts: chunk.payload.map(|payload| payload > 0),
+            });
+        }
         if let Some(pinned) = &mut self.pinned {
-            let came = self.stats.sources[source_index].bytes - before;
             pinned.take_back(source_index, flight_bytes.saturating_sub(came));
         }
         let job = self.jobs[slab.index()]

@@ -24,6 +24,7 @@ use super::args::{DraftArgs, Ids, ModelArgs};
 use super::kv::{KvArgs, Turn};
 use super::open::{self, Indexed, Tokens};
 use super::output::Output;
+use super::pictures::PictureArgs;
 use super::printer::{Printer, nowhere};
 use super::prompt::{self, PromptArgs};
 use super::sampling::SamplingArgs;
@@ -72,6 +73,8 @@ pub struct DecodeArgs {
     /// Keep what the routers said in this file, for `simulate --routing`; nothing is drafted then
     #[arg(long, value_name = "FILE", env = "COLIBRI_SAVE_ROUTING")]
     save_routing: Option<PathBuf>,
+    #[command(flatten)]
+    pictures: PictureArgs,
     /// Print one JSON object, when all is done
     #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
@@ -265,7 +268,9 @@ impl DecodeArgs {
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     args.check_chat();
     let drafts = drafts(args);
-    let indexed = Indexed::open(&args.model)?.drafting(drafts)?;
+    let indexed = Indexed::open(&args.model)?
+        .drafting(drafts)?
+        .recording(args.pictures.wanted());
     let mut turn = Turn::open(&args.kv, || indexed.fingerprint(&args.model))?;
     let mut input = Input::read(args, turn.as_ref().is_some_and(Turn::goes_on))?;
     if let Some(turn) = &turn {
@@ -309,6 +314,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let routing = (args.save_routing.as_deref())
         .map(|path| recorder(path, config))
         .transpose()?;
+    let pictures = args.pictures.create()?;
     let (opened, mut store) = indexed.load(&args.model, tokens)?;
     let routing = routing.map(|(file, recorder)| {
         store.record_routing(recorder);
@@ -364,6 +370,8 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         recorder.event(&measured(&prompt_phases, &session, generated.decoded));
         file.keep(recorder.finish())?;
     }
+    // Before the statistics, which then count nothing that it lacks.
+    let recorded = pictures.take(&mut session, &opened);
     let stats = Stats {
         load_seconds: opened.load_seconds(),
         prefill_seconds: generated.prefill.as_secs_f64(),
@@ -376,6 +384,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         mtp: Mtp::new(drafts, session.can_draft(), &drafted),
         engine: open::engine_stats(&mut session, &opened),
     };
+    let pictured = pictures.write(recorded, &opened, &stats);
     if args.json {
         let text = input.tokenizer.as_ref().map(|t| t.decode(&generated.ids));
         super::print_json(&Report {
@@ -393,6 +402,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         summarise(&generated, &stats);
     }
     saved?;
+    pictured?;
     Ok(match generated.finish {
         Finish::Interrupted => super::interrupt::exit_code(),
         _ => ExitCode::SUCCESS,

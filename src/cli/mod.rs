@@ -20,6 +20,7 @@ mod manual;
 mod mirror;
 mod open;
 mod output;
+mod pictures;
 mod plan;
 mod printer;
 mod profile;

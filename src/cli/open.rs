@@ -16,9 +16,11 @@ use colibri_uring::model::{
 use colibri_uring::plan::{self, Ask, Plan, PlanError, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
+use colibri_uring::report::machine;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::usage::{History, Identity, Usage};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
+use colibri_uring::trace;
 
 use super::args::{DsaArg, ModelArgs, check_mirrors, check_weights};
 use super::interrupt;
@@ -52,6 +54,7 @@ pub struct Indexed {
     config: Config,
     shards: Shards,
     drafts: Mode,
+    recorded: bool,
 }
 
 impl Indexed {
@@ -67,7 +70,14 @@ impl Indexed {
             config,
             shards,
             drafts: Mode::Off,
+            recorded: false,
         })
+    }
+
+    /// Whether to record what is read and computed when.
+    pub fn recording(mut self, wanted: bool) -> Indexed {
+        self.recorded = wanted;
+        self
     }
 
     /// Uses the model's layer for multi-token prediction, if there are going to be drafts: in mode auto only where it is complete, and
@@ -142,6 +152,7 @@ impl Indexed {
             start,
             config,
             shards,
+            recorded,
             ..
         } = self;
         if let Some(weights) = &args.mirror_weights {
@@ -163,6 +174,7 @@ impl Indexed {
             engine: Options {
                 kind: args.engine.into(),
                 search: Some(Options::SEARCH),
+                record: if recorded { trace::ROOM } else { 0 },
                 ..Options::default()
             },
         };
@@ -184,6 +196,7 @@ impl Indexed {
                 scratch_bytes: usize::try_from(plan.needs.scratch)?,
                 slice: args.slice(),
                 load_seconds,
+                recorded,
             },
             store,
         ))
@@ -243,9 +256,21 @@ pub struct Opened {
     scratch_bytes: usize,
     slice: usize,
     load_seconds: f64,
+    recorded: bool,
 }
 
 impl Opened {
+    /// Names of the directories that experts are read from, in the order of the statistics.
+    pub fn sources(&self) -> Vec<String> {
+        let dirs = self.shards.dirs().iter().chain(self.shards.mirrors());
+        dirs.map(|dir| dir.display().to_string()).collect()
+    }
+
+    /// On what it runs.
+    pub fn facts(&self) -> Vec<(String, String)> {
+        machine::facts(self.shards.files())
+    }
+
     /// How long opening and loading took.
     pub fn load_seconds(&self) -> f64 {
         self.load_seconds
@@ -273,7 +298,11 @@ impl Opened {
             slice: self.slice,
             round_experts: self.round_experts,
         };
-        Session::new(&self.model, store, &self.pool, options)
+        let mut session = Session::new(&self.model, store, &self.pool, options);
+        if self.recorded {
+            session.record_laps(trace::ROOM);
+        }
+        session
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::laps::Laps;
+
 /// A part of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -48,6 +50,8 @@ impl Phase {
 pub struct Clock {
     last: Instant,
     spent: [Duration; Phase::ALL.len()],
+    /// Every lap, if somebody wants to see them.
+    pub(super) laps: Option<Box<Laps>>,
 }
 
 impl Clock {
@@ -56,6 +60,7 @@ impl Clock {
         Clock {
             last: Instant::now(),
             spent: Default::default(),
+            laps: None,
         }
     }
 
@@ -68,7 +73,31 @@ impl Clock {
     pub fn lap(&mut self, phase: Phase) {
         let now = Instant::now();
         self.spent[phase as usize] += now - self.last;
+        if let Some(laps) = &mut self.laps {
+            laps.push(phase, self.last, now);
+        }
         self.last = now;
+    }
+
+    /// What follows is the way of `tokens` tokens from `position` on.
+    pub fn pass(&mut self, position: usize, tokens: usize) {
+        if let Some(laps) = &mut self.laps {
+            laps.pass(position, tokens);
+        }
+    }
+
+    /// What follows is in a layer.
+    pub fn layer(&mut self, layer: usize) {
+        if let Some(laps) = &mut self.laps {
+            laps.layer(layer);
+        }
+    }
+
+    /// The next lap is about an expert: its gate and up, or its down.
+    pub fn expert(&mut self, expert: u32, down: bool) {
+        if let Some(laps) = &mut self.laps {
+            laps.expert(expert, down);
+        }
     }
 
     /// Time spent in a phase so far.

@@ -14,6 +14,7 @@ use crate::model::draft::Drafting;
 use crate::model::error::ModelError;
 use crate::model::indexer::Selection;
 use crate::model::kv::{KvCache, LayerCache, Rows};
+use crate::model::laps::Laps;
 use crate::model::load::{Block, Model, Sparsity};
 use crate::model::mlp::MlpScratch;
 use crate::model::moe::{MoeScratch, Next};
@@ -224,6 +225,16 @@ impl<'m> Session<'m> {
         }
     }
 
+    /// From now on keeps what is computed when, up to `room` laps.
+    pub fn record_laps(&mut self, room: usize) {
+        self.clock.laps = Some(Box::new(Laps::new(room)));
+    }
+
+    /// Ends [`Session::record_laps`].
+    pub fn take_laps(&mut self) -> Option<Laps> {
+        self.clock.laps.take().map(|laps| *laps)
+    }
+
     /// The expert store.
     pub fn store(&self) -> &ExpertStore {
         &self.store
@@ -274,6 +285,7 @@ impl<'m> Session<'m> {
         let (n, len) = (ids.len(), self.len());
         let model = self.model;
         self.clock.skip();
+        self.clock.pass(len, n);
         let x = sized(&mut self.x, n * model.config.hidden_size);
         x.fill(0.0);
         for (id, x) in ids.iter().zip(x.chunks_mut(model.config.hidden_size)) {
@@ -295,6 +307,7 @@ impl<'m> Session<'m> {
         n: usize,
         position: usize,
     ) -> Result<(), ModelError> {
+        self.clock.layer(layer);
         self.look_at(layer, n)?;
         self.attend(layer, n, position)?;
         self.feed_forward(layer, n)

@@ -211,6 +211,7 @@ impl Moe {
                     gate,
                     up,
                 }) => {
+                    pass.clock.expert(id, false);
                     let expert = id as usize;
                     let [gate, up] = match rounded(&mut rounding, pool, [gate, up]) {
                         Ok(rounded) => rounded,
@@ -242,6 +243,7 @@ impl Moe {
                     }
                 }
                 Some(Ready::Down { expert: id, down }) => {
+                    pass.clock.expert(id, true);
                     let expert = id as usize;
                     let [down] = match rounded(&mut rounding, pool, [down]) {
                         Ok(rounded) => rounded,

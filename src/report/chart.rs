@@ -105,7 +105,7 @@ impl Axis {
 }
 
 /// 1, 2 or 5 times a power of ten, at least `step`.
-fn round_step(step: f64) -> f64 {
+pub(super) fn round_step(step: f64) -> f64 {
     let power = 10f64.powf(step.max(f64::MIN_POSITIVE).log10().floor());
     let round = [1.0, 2.0, 5.0, 10.0]
         .into_iter()
@@ -114,7 +114,7 @@ fn round_step(step: f64) -> f64 {
 }
 
 /// Without digits that say nothing.
-fn short(value: f64) -> String {
+pub(super) fn short(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }

@@ -6,6 +6,7 @@
 pub mod cache;
 pub mod catalog;
 pub mod files;
+pub mod log;
 mod lookahead;
 pub mod routing;
 pub mod slots;

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use colibri_ring::arena::SlabId;
 use colibri_ring::engine::{Engine, EngineError, Options, SlabState};
 use colibri_ring::extent::RangeError;
+use colibri_ring::record::Record;
 use colibri_ring::replica::DirectRefused;
 use colibri_ring::schedule::{Event, Priority, ReadError};
 use colibri_ring::sim::{Clock, SimDrive};
@@ -12,6 +13,7 @@ use colibri_ring::sim::{Clock, SimDrive};
 use super::cache::{Cache, Key};
 use super::catalog::{Location, Projection};
 use super::files::{DOWN, ExpertFiles, GATE_UP, scales_range, weights_range};
+use super::log::Log;
 use super::lookahead::{Costs, Foresight, LayerStats};
 use super::routing::{self, Recorder};
 use super::slots::Slots;
@@ -143,6 +145,8 @@ pub struct ExpertStore {
     recorder: Option<Recorder>,
     /// How the experts' products take activations.
     activations: Activations,
+    /// What is read and demanded when, if somebody wants to see it.
+    log: Option<Log>,
     stats: StreamStats,
 }
 
@@ -219,6 +223,7 @@ impl ExpertStore {
             likely: Vec::new(),
             recorder: None,
             activations: Activations::Exact,
+            log: (options.engine.record > 0).then(|| Log::new(options.engine.record)),
             stats: StreamStats::default(),
         }
     }
@@ -387,6 +392,7 @@ impl ExpertStore {
         self.layer = layer;
         self.guesses.clear();
         let announced = std::mem::take(&mut self.announced);
+        let before = self.stats.hits;
         for &expert in ids {
             let stage = match self.cache.slab(Key { layer, expert }) {
                 Some(slab) => {
@@ -405,6 +411,9 @@ impl ExpertStore {
                 }
             };
             self.demands.push(Demand { expert, stage });
+        }
+        if let Some(log) = &mut self.log {
+            log.demanded(layer, ids, self.stats.hits - before);
         }
         self.start_demands()
     }
@@ -472,7 +481,10 @@ impl ExpertStore {
             self.announced.retain(|s| *s != slab);
         }
         self.cache.insert(key, slab);
-        self.engine.read(slab, priority, layout);
+        let number = self.engine.read(slab, priority, layout);
+        if let Some(log) = &mut self.log {
+            log.started(number, key);
+        }
         Ok(Some(slab))
     }
 
@@ -714,6 +726,27 @@ impl ExpertStore {
             lookahead: self.foresight.stats(),
             ..self.stats.clone()
         }
+    }
+
+    fn is_reading(&self) -> bool {
+        let slabs = 0..self.engine.slabs() as u32;
+        let mut states = slabs.map(|slab| self.engine.state(SlabId(slab)));
+        states.any(|state| matches!(state, SlabState::Filling(_)))
+    }
+
+    /// Takes what [`Options::record`] asked for: when chunks were read, and what they and the demands were.
+    pub fn take_record(&mut self) -> Option<(Record, Log)> {
+        let log = self.log.take()?;
+        // Guesses that nobody needed may be under way.
+        self.give_up_demands();
+        self.guesses.clear();
+        while self.is_reading() {
+            let event = self.engine.wait().ok()?;
+            if let Err(error) = self.handle(event) {
+                tracing::debug!("{error}");
+            }
+        }
+        Some((self.engine.take_record()?, log))
     }
 
     /// What the reads did so far; `None` when the engine has stopped.

@@ -28,5 +28,6 @@ mod sandbox;
 mod simulate;
 mod synth;
 mod text;
+mod trace;
 mod usage;
 mod usage_history;

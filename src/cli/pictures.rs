@@ -1,0 +1,129 @@
+//! Pictures of a decode: a trace for Perfetto, and a report.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use colibri_uring::model::Session;
+use colibri_uring::report::decode::{About, page};
+use colibri_uring::trace::Trace;
+
+use super::open::Opened;
+use super::output::Output;
+use super::size::human;
+use super::stats::Stats;
+
+/// Which pictures to make.
+#[derive(Debug, Args)]
+pub struct PictureArgs {
+    /// Write when each chunk was read and when each layer was computed, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE", env = "COLIBRI_TRACE")]
+    trace: Option<PathBuf>,
+    /// Write a report with plots of reads, waiting and computing: one HTML file that needs nothing else
+    #[arg(long, value_name = "FILE.html", env = "COLIBRI_REPORT")]
+    report: Option<PathBuf>,
+}
+
+/// The files, made before anything is loaded: after a long decode is a bad time to find out that there is no such directory.
+#[derive(Debug)]
+pub struct Pictures {
+    trace: Option<Output>,
+    report: Option<Output>,
+}
+
+impl PictureArgs {
+    /// Whether there is something to record.
+    pub fn wanted(&self) -> bool {
+        self.trace.is_some() || self.report.is_some()
+    }
+
+    /// Starts the files.
+    pub fn create(&self) -> anyhow::Result<Pictures> {
+        ensure!(
+            self.trace.is_none() || self.trace != self.report,
+            "--trace and --report name the same file"
+        );
+        let create = |path: &Option<PathBuf>, begins| {
+            let path = path.as_deref();
+            path.map(|path| Output::create(path, begins)).transpose()
+        };
+        Ok(Pictures {
+            trace: create(&self.trace, "{\"displayTimeUnit\":")?,
+            report: create(&self.report, "<!doctype html>")?,
+        })
+    }
+}
+
+impl Pictures {
+    fn wanted(&self) -> bool {
+        self.trace.is_some() || self.report.is_some()
+    }
+
+    /// What was recorded, if a picture is wanted.
+    pub fn take(&self, session: &mut Session<'_>, opened: &Opened) -> Option<Trace> {
+        self.wanted()
+            .then(|| Trace::take(session, opened.sources()))?
+    }
+
+    /// Writes them.
+    pub fn write(self, trace: Option<Trace>, opened: &Opened, stats: &Stats) -> anyhow::Result<()> {
+        if !self.wanted() {
+            return Ok(());
+        }
+        let trace = trace.context("nothing is recorded: the reads have ended early")?;
+        if trace.lost > 0 {
+            tracing::warn!(
+                "the record was full: its last {} entries are missing",
+                trace.lost
+            );
+        }
+        if let Some(file) = self.trace {
+            let mut out = file.writer()?;
+            let written = trace.write_chrome(&mut out).and_then(|()| out.flush());
+            file.keep(written)?;
+        }
+        if let Some(file) = self.report {
+            let sources = opened.sources();
+            let about = About {
+                model: sources.first().map_or("a model", String::as_str),
+                tiles: &tiles(stats),
+                facts: &opened.facts(),
+            };
+            let html = page(&about, &trace).html();
+            let mut out = file.writer()?;
+            let written = out.write_all(html.as_bytes()).and_then(|()| out.flush());
+            file.keep(written)?;
+        }
+        Ok(())
+    }
+}
+
+/// A run in a few numbers.
+fn tiles(stats: &Stats) -> Vec<(String, String)> {
+    let engine = &stats.engine;
+    let demanded = (engine.expert_hits + engine.expert_misses).max(1);
+    let tokens = stats.prefilled_tokens as f64 + stats.tokens_per_second * stats.decode_seconds;
+    let per_token = engine.expert_bytes_read as f64 / tokens.max(1.0);
+    let busy = stats.prefill_seconds + stats.decode_seconds;
+    let rate = engine.expert_bytes_read as f64 / busy.max(f64::MIN_POSITIVE);
+    let tile = |value: String, name: &str| (value, name.to_owned());
+    vec![
+        tile(format!("{:.2}", stats.tokens_per_second), "tokens a second"),
+        tile(
+            format!(
+                "{:.0}%",
+                100.0 * engine.expert_hits as f64 / demanded as f64
+            ),
+            "of experts were in memory",
+        ),
+        tile(human(per_token as u64), "read for a token"),
+        tile(format!("{}/s", human(rate as u64)), "mean bandwidth"),
+        tile(
+            format!("{:.2} s", engine.io_wait_seconds),
+            "waited for reads",
+        ),
+        tile(format!("{:.2} s", engine.compute_seconds), "computed"),
+        tile(human(stats.peak_rss_bytes), "of memory at most"),
+    ]
+}

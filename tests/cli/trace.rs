@@ -1,0 +1,204 @@
+//! `decode --trace`, as a viewer reads it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::child::{error_of, finish, json_of, on_model, stderr};
+use crate::common::shipped;
+
+/// Feeds 100 ids through a model of three sparse layers, none of whose experts stays in memory.
+fn decode(args: &[&str]) -> std::process::Output {
+    let dir = tempfile::tempdir().unwrap();
+    let ids = dir.path().join("ids");
+    let text: Vec<String> = (0..100).map(|i| (i * 7 % 60).to_string()).collect();
+    std::fs::write(&ids, text.join(" ")).unwrap();
+    let replay = ["--replay", ids.to_str().unwrap()];
+    let sparing = ["--cache-slots", "0", "--lookahead", "4", "--json"];
+    let model = shipped().join("f16-long");
+    finish(on_model(
+        "decode",
+        &[model],
+        &[&replay[..], &sparing, args].concat(),
+    ))
+}
+
+/// A complete event, in whole nanoseconds.
+struct Slice {
+    event: Value,
+    begin: u64,
+    end: u64,
+}
+
+impl Slice {
+    fn layer(&self) -> Option<u64> {
+        self.event["args"]["layer"].as_u64()
+    }
+
+    fn track(&self) -> (u64, u64) {
+        let id = |name: &str| self.event[name].as_u64().unwrap();
+        (id("pid"), id("tid"))
+    }
+}
+
+fn nanos(value: &Value) -> u64 {
+    let micros = value.as_f64().unwrap();
+    assert!(micros.is_finite() && micros >= 0.0, "{micros}");
+    (micros * 1000.0).round() as u64
+}
+
+fn events(file: &Path) -> Vec<Value> {
+    let trace: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    assert_eq!(trace["otherData"]["full"], false);
+    trace["traceEvents"].as_array().unwrap().clone()
+}
+
+fn slices(events: &[Value]) -> Vec<Slice> {
+    let complete = events.iter().filter(|event| event["ph"] == "X");
+    complete
+        .map(|event| {
+            assert!(!event["name"].as_str().unwrap().is_empty());
+            assert!(event["cat"].is_string() && event["args"].is_object());
+            let begin = nanos(&event["ts"]);
+            Slice {
+                event: event.clone(),
+                begin,
+                end: begin + nanos(&event["dur"]),
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn a_trace_has_every_byte_and_shows_reads_under_arithmetic() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("trace.json");
+    let report = json_of(&decode(&["--trace", file.to_str().unwrap()]));
+    let without = json_of(&decode(&[]));
+    assert_eq!(report["token_ids"], without["token_ids"]);
+    let events = events(&file);
+    let kinds: BTreeSet<&str> = events.iter().map(|e| e["ph"].as_str().unwrap()).collect();
+    assert_eq!(kinds, BTreeSet::from(["C", "M", "X"]));
+
+    let named = |kind: &str| -> BTreeMap<(u64, u64), String> {
+        let of_kind = events
+            .iter()
+            .filter(|e| e["ph"] == "M" && e["name"] == kind);
+        of_kind
+            .map(|e| {
+                let at = (e["pid"].as_u64().unwrap(), e["tid"].as_u64().unwrap());
+                (at, e["args"]["name"].as_str().unwrap().to_owned())
+            })
+            .collect()
+    };
+    let (processes, threads) = (named("process_name"), named("thread_name"));
+    let slices = slices(&events);
+    for slice in &slices {
+        assert!(threads.contains_key(&slice.track()), "{}", slice.event);
+        let process = (slice.track().0, 0);
+        assert!(processes.contains_key(&process), "{}", slice.event);
+    }
+    let is_drive = |slice: &&Slice| slice.event["args"]["bytes"].is_u64();
+    let (chunks, computed): (Vec<&Slice>, Vec<&Slice>) = slices.iter().partition(is_drive);
+
+    let stats = &report["stats"];
+    let bytes: u64 = (chunks.iter())
+        .map(|chunk| chunk.event["args"]["bytes"].as_u64().unwrap())
+        .sum();
+    assert_eq!(Some(bytes), stats["expert_bytes_read"].as_u64());
+    let dir = stats["replicas"][0]["dir"].as_str().unwrap();
+    for chunk in &chunks {
+        let args = &chunk.event["args"];
+        assert!(args["layer"].is_u64() && args["expert"].is_u64(), "{args}");
+        assert!(["gate_up", "down", "gate_up+down"].contains(&args["part"].as_str().unwrap()));
+        assert_eq!(args["replica"], dir);
+    }
+    for priority in ["demand", "speculative"] {
+        let of = |c: &&&Slice| c.event["args"]["priority"] == priority;
+        assert!(chunks.iter().any(|c| of(&c)), "{priority}");
+    }
+    for name in [
+        "attention",
+        "router",
+        "shared",
+        "waiting",
+        "head",
+        "layer 1",
+        "token 99",
+    ] {
+        let found = computed.iter().any(|slice| slice.event["name"] == name);
+        assert!(found, "{name}");
+    }
+
+    // The drives do not wait for the arithmetic: that is what a trace is looked at for.
+    let under = |chunk: &&&Slice| {
+        computed.iter().any(|slice| {
+            slice.event["cat"] == "experts"
+                && slice.layer().map(|layer| layer + 1) == chunk.layer()
+                && chunk.begin < slice.end
+                && slice.begin < chunk.end
+        })
+    };
+    assert!(chunks.iter().filter(under).count() > 0);
+
+    let last = events
+        .iter()
+        .rfind(|e| e["name"] == "experts" && e["ph"] == "C");
+    let counted = &last.unwrap()["args"];
+    assert_eq!(counted["hits"], stats["expert_hits"]);
+    assert_eq!(counted["misses"], stats["expert_misses"]);
+    let flying = (events.iter()).filter(|e| e["name"].as_str().unwrap().starts_with("in flight"));
+    let bytes: Vec<u64> = flying
+        .map(|e| e["args"]["bytes"].as_u64().unwrap())
+        .collect();
+    assert!(bytes.iter().any(|bytes| *bytes > 0));
+    assert_eq!(bytes.last(), Some(&0), "everything has ended");
+}
+
+#[test]
+fn slices_of_one_track_are_nested_or_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("trace.json");
+    json_of(&decode(&["--trace", file.to_str().unwrap()]));
+    let mut tracks: BTreeMap<(u64, u64), Vec<(u64, u64)>> = BTreeMap::new();
+    for slice in slices(&events(&file)) {
+        let track = tracks.entry(slice.track()).or_default();
+        track.push((slice.begin, slice.end));
+    }
+    assert!(tracks.len() > 1);
+    for (track, slices) in &mut tracks {
+        // Outer ones first.
+        slices.sort_by_key(|(begin, end)| (*begin, u64::MAX - end));
+        let mut open: Vec<u64> = Vec::new();
+        for (begin, end) in slices {
+            while open.last().is_some_and(|outer| *outer <= *begin) {
+                open.pop();
+            }
+            assert!(open.last().is_none_or(|outer| *outer >= *end), "{track:?}");
+            open.push(*end);
+        }
+    }
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_one_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("none/trace.json");
+    let text = error_of(&decode(&["--trace", missing.to_str().unwrap()]));
+    assert!(
+        text.contains("cannot write") && text.contains("none"),
+        "{text}"
+    );
+    let other = dir.path().join("notes.txt");
+    std::fs::write(&other, "dear diary").unwrap();
+    let text = error_of(&decode(&["--trace", other.to_str().unwrap()]));
+    assert!(text.contains("is not overwritten"), "{text}");
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "dear diary");
+    // The tokens are there all the same.
+    let full = decode(&["--trace", "/dev/full"]);
+    assert_eq!(full.status.code(), Some(1));
+    let text = stderr(&full);
+    assert!(text.contains("cannot write /dev/full"), "{text}");
+    assert!(!full.stdout.is_empty());
+}
