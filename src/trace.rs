@@ -11,7 +11,8 @@ use crate::model::{Phase, Session, Walk};
 use crate::stream::cache::Key;
 
 /// Chunks, laps and demands that are kept at most, each.
-pub const ROOM: usize = 1_000_000;
+/// That is some 40 MB when all of it is full, and the first hundreds of tokens of a large model.
+pub const ROOM: usize = 1 << 18;
 
 /// A chunk at a drive. Times are nanoseconds since the begin of the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -131,7 +131,6 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
         session,
         sampling,
         drafts: args.draft.mtp.0,
-        turns: 0,
         stop,
         vocab,
         context,
@@ -155,8 +154,6 @@ struct Chat<'a> {
     session: Session<'a>,
     sampling: Sampling,
     drafts: Mode,
-    /// Messages so far, also those of conversations that were reset.
-    turns: u64,
     stop: Vec<u32>,
     vocab: usize,
     /// Tokens that fit.
@@ -244,7 +241,6 @@ impl Chat<'_> {
             }
             Err(error) => return Err(error.into()),
         };
-        self.turns += 1;
         self.interrupts.asked.store(false, Ordering::SeqCst);
         let before = Counters::from(&open::engine_stats(&mut self.session, self.opened));
         let generated = self.generate(&turn)?;
@@ -280,7 +276,7 @@ impl Chat<'_> {
         check_ids(&turn.ids, self.vocab)?;
         let mut sampler = Sampler::new(Sampling {
             // Each answer draws from a stream of its own, so that it depends on the conversation and not on how it came about.
-            seed: self.sampling.seed.wrapping_add(self.turns - 1),
+            seed: (self.sampling.seed).wrapping_add(turn.ids.len() as u64),
             ..self.sampling
         });
         sampler.observe(&turn.ids);

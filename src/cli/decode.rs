@@ -26,6 +26,7 @@ use super::open::{self, Indexed, Tokens};
 use super::output::Output;
 use super::pictures::PictureArgs;
 use super::printer::{Printer, nowhere};
+use super::progress;
 use super::prompt::{self, PromptArgs};
 use super::sampling::SamplingArgs;
 use super::size::human;
@@ -336,6 +337,8 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let mut printer = Printer::new(out, input.tokenizer.as_ref())
         .on_terminal(!args.json && io::stdout().is_terminal());
     let mut prompt_phases = None;
+    let unread = input.prompt.len() - reused;
+    let reading = progress::spinner(format!("reading {unread} tokens"));
     // The last token is never fed.
     let mut drafter = Drafter::new(&mut session, drafts, tokens.context - 1);
     let generated = generate(
@@ -347,11 +350,15 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
                 Err(ModelError::Stopped) => None,
                 Err(error) => return Err(anyhow::Error::from(error)),
             };
-            prompt_phases.get_or_insert_with(|| drafter.session().stats().phases);
+            prompt_phases.get_or_insert_with(|| {
+                reading.finish_and_clear();
+                drafter.session().stats().phases
+            });
             Ok(logits)
         },
         |id| printer.token(id),
     );
+    reading.finish_and_clear();
     let drafted = drafter.finish();
     let generated = generated?;
     opened.keep_usage(&mut session);

@@ -92,14 +92,36 @@ fn another_system_message_is_another_conversation() {
     assert!(stderr(&same).contains("going on"), "{}", stderr(&same));
     let unsaid = fed(chat(&talk, &[]), "");
     assert!(stderr(&unsaid).contains("going on"), "{}", stderr(&unsaid));
-    let other = fed(chat(&talk, &["--system", "Two"]), MESSAGES[1]);
-    assert!(
-        stderr(&other).contains("a new conversation"),
-        "{}",
-        stderr(&other)
-    );
+    let before = talk.bytes();
+    let other = error_of(&finish(chat(&talk, &["--system", "Two"])));
+    assert!(other.contains("another system message"), "{other}");
+    assert_eq!(talk.bytes(), before);
+    let anew = ["--system", "Two", "--kv-reset"];
+    let other = fed(chat(&talk, &anew), MESSAGES[1]);
     let expected = fed(chat(&Talk::new(), &["--system", "Two"]), MESSAGES[1]);
     assert_eq!(text(&other), text(&expected));
+}
+
+#[test]
+fn a_text_of_decode_is_no_conversation() {
+    let (talk, model) = (Talk::new(), Saved::named("tiny-text"));
+    talk.report(&model, &["--prompt", "The", "-n", "3"]);
+    let before = talk.bytes();
+    let error = error_of(&finish(chat(&talk, &[])));
+    assert!(error.contains("--kv-reset"), "{error}");
+    assert_eq!(talk.bytes(), before);
+}
+
+#[test]
+fn sampled_answers_depend_on_the_conversation_alone() {
+    let sampled = ["--temperature", "1", "--seed", "5"];
+    let at_once = fed(chat(&Talk::new(), &sampled), &MESSAGES.concat());
+    let talk = Talk::new();
+    let answers: String = MESSAGES
+        .into_iter()
+        .map(|message| text(&fed(chat(&talk, &sampled), message)))
+        .collect();
+    assert_eq!(answers, text(&at_once));
 }
 
 #[test]

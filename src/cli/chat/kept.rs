@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
+use anyhow::ensure;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_uring::chat::Conversation;
@@ -69,15 +70,18 @@ pub fn resume(
     kept.restore(session, tokens)?;
     conversation.hold(session.ids().to_vec());
     let file = kept.file();
+    let next = "it stays as it is: give another file to --kv, or --kv-reset to begin anew";
     let Ok(record) = serde_json::from_slice(file.note()) else {
-        return Ok(());
-    };
-    if !conversation.resume(record, file.ids()) {
-        say(
-            "a new conversation: the one that is kept has another system message, or another template",
+        ensure!(
+            file.ids().is_empty(),
+            "what is kept is a text of `decode`, not a conversation; {next}"
         );
         return Ok(());
-    }
+    };
+    ensure!(
+        conversation.resume(record, file.ids()),
+        "the conversation that is kept has another system message, or another template; {next}"
+    );
     let messages = conversation.messages().len();
     if messages > 0 {
         say(&format!(
