@@ -24,14 +24,9 @@ pub struct PlanArgs {
     pub(super) model: ModelArgs,
     #[command(flatten)]
     draft: DraftArgs,
-    /// Tokens of the context
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 4096,
-        env = "COLIBRI_CONTEXT"
-    )]
-    context: usize,
+    /// Tokens of the context [default: 4096, or as many as the model allows]
+    #[arg(long, value_name = "N", env = "COLIBRI_CONTEXT")]
+    context: Option<usize>,
     /// Tokens of it that come at once, as a prompt
     #[arg(
         long,
@@ -134,40 +129,44 @@ impl Report {
     }
 }
 
+/// Tokens of a context where nobody says how many.
+const DEFAULT_CONTEXT: usize = 4096;
+
 /// Works the plan out and prints it.
 pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
-    ensure!(args.context > 0, "a context has at least one token");
+    let indexed = Indexed::open(&args.model)?.drafting(args.draft.mtp.0)?;
+    let context = (args.context)
+        .unwrap_or_else(|| DEFAULT_CONTEXT.min(indexed.config().max_position_embeddings));
+    ensure!(context > 0, "a context has at least one token");
     ensure!(
-        args.prompt_tokens <= args.context,
-        "a prompt of {} tokens does not fit into a context of {}",
+        args.prompt_tokens <= context,
+        "a prompt of {} tokens does not fit into a context of {context}",
         args.prompt_tokens,
-        args.context
     );
     let tokens = Tokens {
-        context: args.context,
+        context,
         prompt: args.prompt_tokens,
     };
-    let indexed = Indexed::open(&args.model)?.drafting(args.draft.mtp.0)?;
     let survey = indexed.survey(&args.model, tokens)?;
     let plan = survey.plan();
     let report = Report::new(&survey, plan.as_ref().ok(), args.model.ram.is_some());
     if args.json {
         super::print_json(&report)?;
     } else {
-        print(&report, args)?;
+        print(&report, context)?;
     }
     plan?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(report: &Report, args: &PlanArgs) -> io::Result<()> {
+fn print(report: &Report, context: usize) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let mut line = |name: &str, bytes: Option<u64>, note: &str| {
         let bytes = bytes.map_or("unknown".to_owned(), human);
         let text = format!("{name:<28}{bytes:>12}  {note}");
         writeln!(out, "{}", text.trim_end())
     };
-    let context = format!("for {} tokens", args.context);
+    let context = format!("for {context} tokens");
     line("resident weights", Some(report.dense_bytes), "")?;
     line("KV cache", Some(report.kv_bytes), &context)?;
     line("scratch", Some(report.scratch_bytes), "")?;

@@ -18,7 +18,7 @@ pub struct About<'a> {
 /// Columns that a plot has at most.
 const COLUMNS: usize = 200;
 /// Points of a line.
-const BINS: usize = 240;
+const BINS: usize = 120;
 
 /// The report.
 pub fn page(about: &About<'_>, trace: &Trace) -> Page {
@@ -32,8 +32,8 @@ pub fn page(about: &About<'_>, trace: &Trace) -> Page {
     }
     page.section("The pipeline");
     page.text(
-        "Drawn to scale. Every layer has its colour, for the reads of its experts as for its computation: where reads of one colour are under \
-         the band of another, the drives are a layer ahead. Pale reads were begun on a guess, before the router had chosen.",
+        "Drawn to scale. Each layer has a colour, for the reads of its experts above as for its computation below: where reads have another \
+         colour than the layer that is being computed, the drives are ahead of it. Pale reads were begun on a guess, before the router had chosen.",
     );
     pipeline::draw(trace, &mut page.body);
     page.section("Tokens");
@@ -62,6 +62,8 @@ struct Passes {
     served: Vec<Vec<(u64, u64)>>,
     /// How many passes a column has.
     joined: usize,
+    /// The first one is a prompt, whose time would dwarf that of the others.
+    prompt: bool,
 }
 
 impl Passes {
@@ -69,7 +71,7 @@ impl Passes {
         let joined = trace.walks.len().div_ceil(COLUMNS).max(1);
         let columns = trace.walks.len().div_ceil(joined);
         let labels = trace.walks.iter().step_by(joined).map(|walk| {
-            if walk.tokens > 8 && walk.position == 0 {
+            if walk.tokens > 1 && walk.position == 0 {
                 "prompt".to_owned()
             } else {
                 walk.position.to_string()
@@ -101,6 +103,9 @@ impl Passes {
             times,
             served,
             joined,
+            prompt: joined == 1
+                && columns > 1
+                && trace.walks.first().is_some_and(|walk| walk.tokens > 1),
         }
     }
 
@@ -113,7 +118,11 @@ impl Passes {
 
     fn times(&self) -> Stack {
         Stack {
-            title: "Time of a pass".to_owned(),
+            title: if self.prompt {
+                "Time of a pass, without the prompt".to_owned()
+            } else {
+                "Time of a pass".to_owned()
+            },
             x: self.x(),
             y: "milliseconds".to_owned(),
             parts: vec![
@@ -122,6 +131,7 @@ impl Passes {
             ],
             columns: (self.labels.iter().cloned())
                 .zip(self.times.iter().cloned())
+                .skip(usize::from(self.prompt))
                 .collect(),
         }
     }

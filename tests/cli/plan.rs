@@ -118,6 +118,15 @@ fn a_number_without_unit_gets_a_hint() {
 }
 
 #[test]
+fn without_a_context_it_is_no_longer_than_the_model_allows() {
+    let mut command = crate::child::colibri();
+    command.args(["plan", "--json", "--ram", "1GiB"]);
+    // The demo model, which allows 1024 tokens.
+    command.env("XDG_CACHE_HOME", tempfile::tempdir().unwrap().path());
+    assert_eq!(json_of(&finish(command))["fits"], true);
+}
+
+#[test]
 fn a_prompt_longer_than_its_context_is_refused() {
     let args = ["--context", "10", "--prompt-tokens", "11"];
     let line = error_of(&finish(on_model("plan", &model(), &args)));

@@ -202,3 +202,44 @@ fn a_trace_that_cannot_be_written_is_one_error() {
     assert!(text.contains("cannot write /dev/full"), "{text}");
     assert!(!full.stdout.is_empty());
 }
+
+#[test]
+fn a_report_has_all_its_plots_and_needs_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("report.html");
+    json_of(&decode(&["--report", file.to_str().unwrap()]));
+    let html = std::fs::read_to_string(&file).unwrap();
+    assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"));
+    assert!(html.len() < 2 << 20, "{}", html.len());
+    for outside in [
+        "http:", "https:", "src=", "href=", "url(", "@import", "<script", "NaN",
+    ] {
+        assert!(!html.contains(outside), "{outside}");
+    }
+    let figures: Vec<&str> = html.split("<figure").skip(1).collect();
+    assert_eq!(figures.len(), 5);
+    for (title, mark) in [
+        ("The last layers", "class=\"p-experts\""),
+        ("Time of a pass", "class=\"bar\" d=\"M"),
+        ("Experts that were not in memory", "class=\"cell\""),
+        ("Bandwidth of each source", "class=\"curve\" d=\"M"),
+        ("Uses of each expert", "class=\"cell\""),
+    ] {
+        let found = figures
+            .iter()
+            .find(|figure| figure.contains(title))
+            .unwrap();
+        assert!(found.contains(mark), "{title}");
+    }
+    // Both kinds of reads are in the picture, and the numbers above it.
+    for part in [
+        "<rect class=\"c\"",
+        "<rect class=\"c ahead\"",
+        "tokens a second",
+        "Processor",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+    let same = error_of(&decode(&["--report", "x", "--trace", "x"]));
+    assert!(same.contains("name the same file"), "{same}");
+}
