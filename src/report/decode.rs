@@ -175,9 +175,10 @@ fn bandwidth(trace: &Trace) -> Chart {
         };
         let (begin, end) = (chunk.begin as f64 / width, chunk.end as f64 / width);
         let long = (end - begin).max(f64::MIN_POSITIVE);
-        for bin in begin as usize..=(end as usize).min(BINS - 1) {
+        let bins = bytes.iter_mut().enumerate().skip(begin as usize);
+        for (bin, bytes) in bins.take_while(|(bin, _)| *bin as f64 <= end) {
             let part = (end.min(bin as f64 + 1.0) - begin.max(bin as f64)).max(0.0);
-            bytes[bin] += chunk.bytes as f64 * part / long;
+            *bytes += chunk.bytes as f64 * part / long;
         }
     }
     let used = bytes
