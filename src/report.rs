@@ -35,6 +35,24 @@ fn escape(text: &str) -> String {
     out
 }
 
+/// Appends the titles of a plot's axes, around the plot's `middle`: x at the height `below`, y at the left edge.
+fn axis_titles(out: &mut String, middle: (f64, f64), below: f64, x: &str, y: &str) {
+    let _ = write!(
+        out,
+        "<text x=\"{:.1}\" y=\"{below:.1}\" text-anchor=\"middle\">{}</text>\
+         <text transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
+        middle.0,
+        escape(x),
+        middle.1,
+        escape(y)
+    );
+}
+
+/// Of labels that are `step` apart and need `room` each, the distance between two that are shown.
+fn every(room: f64, step: f64) -> usize {
+    ((room / step).ceil() as usize).max(1)
+}
+
 /// A table of text; the first row is its head.
 #[derive(Clone, Debug, Default)]
 pub struct Table {

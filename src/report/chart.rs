@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::escape;
+use super::{axis_titles, escape};
 
 /// How values become places on an axis.
 #[derive(Clone, Debug, PartialEq)]
@@ -208,17 +208,13 @@ impl Chart {
                 escape(&label)
             );
         }
-        let _ = writeln!(
+        let _ = write!(
             out,
-            "<path class=\"frame\" d=\"M{LEFT} {TOP}V{bottom}H{right}\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\
-             <text transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
-            (LEFT + right) / 2.0,
-            HEIGHT - 8.0,
-            escape(&self.x.label),
-            (TOP + bottom) / 2.0,
-            escape(&self.y.label)
+            "<path class=\"frame\" d=\"M{LEFT} {TOP}V{bottom}H{right}\"/>"
         );
+        let middle = ((LEFT + right) / 2.0, (TOP + bottom) / 2.0);
+        axis_titles(out, middle, HEIGHT - 8.0, &self.x.label, &self.y.label);
+        out.push('\n');
         for (i, series) in self.series.iter().enumerate() {
             self.line(out, i, series, &x, &y);
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::escape;
+use super::{axis_titles, escape, every};
 
 /// A map.
 #[derive(Clone, Debug)]
@@ -76,8 +76,7 @@ impl Grid {
             );
         }
         out.push_str("</g>\n");
-        let every = |labels: usize, room: f64| ((labels as f64 * room).ceil() as usize).max(1);
-        for (r, label) in self.rows.iter().enumerate().step_by(every(1, 15.0 / high)) {
+        for (r, label) in self.rows.iter().enumerate().step_by(every(15.0, high)) {
             let _ = write!(
                 out,
                 "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
@@ -86,12 +85,7 @@ impl Grid {
                 escape(label)
             );
         }
-        for (c, label) in self
-            .columns
-            .iter()
-            .enumerate()
-            .step_by(every(1, 44.0 / wide))
-        {
+        for (c, label) in self.columns.iter().enumerate().step_by(every(44.0, wide)) {
             let _ = write!(
                 out,
                 "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
@@ -100,16 +94,9 @@ impl Grid {
                 escape(label)
             );
         }
-        let _ = writeln!(
-            out,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\
-             <text transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text></svg></div>",
-            (LEFT + right) / 2.0,
-            bottom + 36.0,
-            escape(&self.column),
-            (TOP + bottom) / 2.0,
-            escape(&self.row)
-        );
+        let middle = ((LEFT + right) / 2.0, (TOP + bottom) / 2.0);
+        axis_titles(out, middle, bottom + 36.0, &self.column, &self.row);
+        out.push_str("</svg></div>\n");
         let _ = write!(
             out,
             "<p class=\"scale s{}\">{} ",

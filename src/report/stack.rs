@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::chart::{round_step, short};
-use super::escape;
+use super::{axis_titles, escape, every};
 
 /// Columns.
 #[derive(Clone, Debug)]
@@ -78,8 +78,8 @@ impl Stack {
                 escape(name)
             );
         }
-        let every = ((44.0 / wide).ceil() as usize).max(1);
-        for (c, (label, _)) in self.columns.iter().enumerate().step_by(every) {
+        let shown = every(44.0, wide);
+        for (c, (label, _)) in self.columns.iter().enumerate().step_by(shown) {
             let _ = write!(
                 out,
                 "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
@@ -88,18 +88,13 @@ impl Stack {
                 escape(label)
             );
         }
-        let _ = writeln!(
+        let _ = write!(
             out,
-            "<path class=\"frame\" d=\"M{LEFT} {TOP}V{bottom}H{right}\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\
-             <text transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text></svg></div>",
-            (LEFT + right) / 2.0,
-            HEIGHT - 8.0,
-            escape(&self.x),
-            (TOP + bottom) / 2.0,
-            escape(&self.y)
+            "<path class=\"frame\" d=\"M{LEFT} {TOP}V{bottom}H{right}\"/>"
         );
-        out.push_str("<ul class=\"legend\">");
+        let middle = ((LEFT + right) / 2.0, (TOP + bottom) / 2.0);
+        axis_titles(out, middle, HEIGHT - 8.0, &self.x, &self.y);
+        out.push_str("</svg></div>\n<ul class=\"legend\">");
         for (colour, name) in &self.parts {
             let _ = write!(
                 out,
