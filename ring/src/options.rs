@@ -28,7 +28,7 @@ impl Default for Options {
             kind: EngineKind::Auto,
             window: Window::default(),
             search: None,
-            chunk_bytes: 2 << 20,
+            chunk_bytes: 512 << 10,
             batch_bytes: 4 << 20,
             record: 0,
         }
