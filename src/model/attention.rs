@@ -23,6 +23,12 @@ const NORM_EPS: f32 = 1e-6;
 /// Heads of a tile at most: each block of the cache is read once for all of them.
 pub(super) const MAX_GROUP: usize = 8;
 
+/// Tokens whose heads read fewer bytes of the cache (from L2, mostly) are attended to on the calling thread: a helper that has gone to
+/// sleep since the last product comes too late for them.
+const INLINE_BYTES: usize = 4 << 20;
+/// Tiles of a token that threads can share, at least.
+const TILES: usize = 4;
+
 /// The attention of one layer.
 #[derive(Debug)]
 pub struct Attention {
@@ -36,8 +42,6 @@ pub struct Attention {
     /// The indexer, in full layers of a model with active sparse attention.
     pub indexer: Option<Indexer>,
     heads: usize,
-    /// Heads of a tile; divides `heads`.
-    group: usize,
     nope: usize,
     rope: usize,
     value: usize,
@@ -121,7 +125,6 @@ impl Attention {
             o,
             indexer,
             heads,
-            group: group_of(heads),
             nope,
             rope,
             value,
@@ -162,14 +165,18 @@ impl Attention {
         let q = sized(&mut scratch.q, n * self.heads * head);
         self.q_b.matrix().matmul(pool, q_resid, n, q);
         let values = sized(&mut scratch.values, n * self.heads * self.value);
-        let groups = self.heads / self.group;
+        // What the heads read of the cache, once for the scores and once for the sums.
+        let read = 2 * size_of::<f32>() * n * self.heads * cache.kv.len() * cache.kv.width();
+        let inline = pool.threads() == 1 || read < INLINE_BYTES;
+        let group = group_of(self.heads, if inline { 1 } else { TILES });
+        let groups = self.heads / group;
         let (q, tiles, selection) = (&*q, &scratch.tiles, &*selection);
-        pool.run_chunks(values, self.group * self.value, &|tile, out| {
-            let (i, first) = (tile / groups, tile % groups * self.group);
+        let attend = |tile: usize, out: &mut [f32]| {
+            let (i, first) = (tile / groups, tile % groups * group);
             let position = tokens.position + i;
             let heads = Heads {
                 first,
-                q: &q[(i * self.heads + first) * head..][..self.group * head],
+                q: &q[(i * self.heads + first) * head..][..group * head],
                 angles: tokens.angles_of(i),
                 attended: match selection.row(tokens.row + i, position) {
                     Some(picked) => Attended::Some(picked),
@@ -177,7 +184,14 @@ impl Attention {
                 },
             };
             tiles.with(|tile| self.attend(pool, heads, &cache.kv, tile, out));
-        });
+        };
+        let width = group * self.value;
+        if inline {
+            let outs = values.chunks_mut(width);
+            outs.enumerate().for_each(|(tile, out)| attend(tile, out));
+        } else {
+            pool.run_chunks(values, width, &attend);
+        }
         self.o.forward(pool, values, n, out);
         pass.clock.lap(Phase::Attention);
     }
@@ -202,7 +216,8 @@ impl Attention {
         } = heads;
         let kv_b = self.kv_b.matrix();
         let width = cache.width();
-        let absorbed = sized(&mut tile.q, self.group * width);
+        let group = heads.q.len() / (self.nope + self.rope);
+        let absorbed = sized(&mut tile.q, group * width);
         let queries = heads.q.chunks(self.nope + self.rope);
         for (j, (q, absorbed)) in queries.zip(absorbed.chunks_mut(width)).enumerate() {
             let start = (first + j) * (self.nope + self.value);
@@ -214,12 +229,12 @@ impl Attention {
         }
 
         let count = attended.len();
-        let scores = sized(&mut tile.scores, self.group * count);
+        let scores = sized(&mut tile.scores, group * count);
         for start in (0..count).step_by(PAGE) {
             let rows = PAGE.min(count - start);
             let keys = attended.gather(cache, start, rows, &mut tile.rows);
-            let block = sized(&mut tile.block, self.group * rows);
-            Matrix::from_f32(keys, width).matmul(pool, absorbed, self.group, block);
+            let block = sized(&mut tile.block, group * rows);
+            Matrix::from_f32(keys, width).matmul(pool, absorbed, group, block);
             for (scores, block) in scores.chunks_mut(count).zip(block.chunks(rows)) {
                 for (score, dot) in scores[start..].iter_mut().zip(block) {
                     *score = dot * self.scale;
@@ -229,7 +244,7 @@ impl Attention {
         scores.chunks_mut(count).for_each(ops::softmax);
 
         // The rotated keys are summed along with the rest, which is cheaper than leaving them out.
-        let context = sized(&mut tile.context, self.group * width);
+        let context = sized(&mut tile.context, group * width);
         context.fill(0.0);
         // Block by block for all heads, so that the cache is read once from memory.
         for start in (0..count).step_by(PAGE) {
@@ -300,9 +315,9 @@ impl Attended<'_> {
     }
 }
 
-/// The largest divisor of `heads` that is at most [`MAX_GROUP`] and leaves a few tiles to share out.
-fn group_of(heads: usize) -> usize {
-    let most = MAX_GROUP.min(heads.div_ceil(4));
+/// The largest divisor of `heads` that is at most [`MAX_GROUP`] and leaves about `tiles` tiles.
+fn group_of(heads: usize, tiles: usize) -> usize {
+    let most = MAX_GROUP.min(heads.div_ceil(tiles));
     (1..=most)
         .rev()
         .find(|g| heads.is_multiple_of(*g))
