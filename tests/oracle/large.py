@@ -1,4 +1,4 @@
-"""A model with more expert bytes than a cache holds, for measuring memory and I/O. It has no expected.json."""
+"""Models for measuring, without expected.json: one with more expert bytes than a cache holds, and one whose drafts come true."""
 
 from pathlib import Path
 
@@ -16,6 +16,16 @@ LARGE = Spec(
         num_attention_heads=8, num_key_value_heads=8, n_routed_experts=64, num_experts_per_tok=4, q_lora_rank=256,
         kv_lora_rank=128, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, index_head_dim=32,
     ),
+)
+
+DRAFTS = Spec(
+    "drafts",
+    config(
+        vocab_size=512, hidden_size=512, intermediate_size=1024, moe_intermediate_size=256, num_hidden_layers=20,
+        num_attention_heads=8, num_key_value_heads=8, n_routed_experts=16, num_experts_per_tok=4, q_lora_rank=128,
+        kv_lora_rank=128, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, index_head_dim=32, num_nextn_predict_layers=1,
+    ),
+    mtp=True, mtp_agrees=(0.0, 1.0),
 )
 
 
@@ -41,3 +51,12 @@ def write_large(out: Path) -> None:
         print(f"{out / file}: {sum(t.nbytes for t in shard.values()) >> 20} MiB", flush=True)
     store.write_json(out / store.INDEX, {"metadata": {}, "weight_map": weight_map})
     store.write_json(out / "config.json", LARGE.config)
+
+
+def write_drafts(out: Path) -> None:
+    """Writes 20 layers, of which 19 are sparse with 16 experts of 0.8 MB each in BF16, and an MTP layer that mostly agrees with them: 0.3 GB."""
+    torch.manual_seed(1)
+    blank = GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**DRAFTS.config))
+    out.mkdir(parents=True, exist_ok=True)
+    store.write_weights(out, weights.make(blank, DRAFTS, 1), DRAFTS)
+    store.write_json(out / "config.json", DRAFTS.config)

@@ -177,15 +177,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FIXTURE_DIR, help="parent directory of the fixtures")
     parser.add_argument("--random", type=int, metavar="SEED", help="make one fixture of a random kind instead, in OUT itself")
     parser.add_argument("--large", type=Path, metavar="DIR", help="write a model with 1.3 GB of experts instead")
+    parser.add_argument("--drafts", type=Path, metavar="DIR", help="write a deep model whose drafts come true instead")
     parser.add_argument("--converted", action="store_true", help="write only what quantised versions of existing fixtures say")
     args = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    if args.large:
-        from large import write_large
+    if args.large or args.drafts:
+        import large
 
-        write_large(args.large)
+        if args.large:
+            large.write_large(args.large)
+        if args.drafts:
+            large.write_drafts(args.drafts)
     elif args.random is not None:
         from draw import random_spec
 
