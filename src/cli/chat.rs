@@ -116,8 +116,8 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
         prompt: context.min(PREFILL),
     };
     let vocab = indexed.config().vocab_size;
-    let (opened, store) = indexed.load(&args.model, tokens)?;
-    let interrupts = Interrupts::install().context("cannot handle Ctrl-C")?;
+    let (opened, store, loading) = indexed.load(&args.model, tokens)?;
+    let interrupts = Interrupts::install(loading).context("cannot handle Ctrl-C")?;
     let mut session = opened.session_until(store, interrupts.asked.clone());
     let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
     if let Some(kept) = &mut kept {
@@ -241,13 +241,16 @@ impl Chat<'_> {
             }
             Err(error) => return Err(error.into()),
         };
+        check_ids(&turn.ids, self.vocab)?;
         self.interrupts.asked.store(false, Ordering::SeqCst);
         let before = Counters::from(&open::engine_stats(&mut self.session, self.opened));
-        let generated = self.generate(&turn)?;
+        let (generated, printed) = self.generate(&turn);
         let after = Counters::from(&open::engine_stats(&mut self.session, self.opened));
         let prefilled = turn.rest().len();
         let all = turn.ids.len() + generated.ids.len();
+        // Also if it could not be printed.
         self.keep(turn, &generated)?;
+        printed?;
         say(&status::line(
             &generated,
             prefilled,
@@ -271,9 +274,8 @@ impl Chat<'_> {
         })
     }
 
-    /// Feeds what is new of the conversation, and prints what comes.
-    fn generate(&mut self, turn: &Turn) -> anyhow::Result<Generated> {
-        check_ids(&turn.ids, self.vocab)?;
+    /// Feeds what is new of the conversation, and prints what comes. An error ends the answer where it is.
+    fn generate(&mut self, turn: &Turn) -> (Generated, anyhow::Result<()>) {
         let mut sampler = Sampler::new(Sampling {
             // Each answer draws from a stream of its own, so that it depends on the conversation and not on how it came about.
             seed: (self.sampling.seed).wrapping_add(turn.ids.len() as u64),
@@ -293,7 +295,7 @@ impl Chat<'_> {
         let stop = &self.stop;
         // The last token is never fed.
         let mut drafter = Drafter::new(&mut self.session, self.drafts, self.context - 1);
-        let generated = generate(
+        let (generated, ended) = generate(
             turn.rest(),
             source,
             |ids| match drafter.feed(ids) {
@@ -319,8 +321,7 @@ impl Chat<'_> {
         {
             tracing::debug!("the prediction layer is not up to date: {error}");
         }
-        printer.finish()?;
-        generated
+        (generated, ended.and_then(|()| printer.finish()))
     }
 
     /// What was said belongs to the conversation, and what the session holds of it is there for the next message.

@@ -316,32 +316,32 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         .map(|path| recorder(path, config))
         .transpose()?;
     let pictures = args.pictures.create()?;
-    let (opened, mut store) = indexed.load(&args.model, tokens)?;
+    let (opened, mut store, loading) = indexed.load(&args.model, tokens)?;
     let routing = routing.map(|(file, recorder)| {
         store.record_routing(recorder);
         file
     });
-    let mut session = opened.session(store)?;
+    let mut session = opened.session(store, loading)?;
     let reused = match &mut turn {
         Some(turn) => turn.restore(&mut session, &input.prompt)?,
         None => 0,
     };
-    let mut out = if args.json {
+    let out = if args.json {
         nowhere()
     } else {
         Box::new(io::stdout().lock())
     };
-    if input.demonstrates {
-        out.write_all(demo::PROMPT.as_bytes())?;
-    }
     let mut printer = Printer::new(out, input.tokenizer.as_ref())
         .on_terminal(!args.json && io::stdout().is_terminal());
+    if input.demonstrates {
+        printer.print(demo::PROMPT)?;
+    }
     let mut prompt_phases = None;
     let unread = input.prompt.len() - reused;
     let reading = progress::spinner(format!("reading {unread} tokens"));
     // The last token is never fed.
     let mut drafter = Drafter::new(&mut session, drafts, tokens.context - 1);
-    let generated = generate(
+    let (generated, ended) = generate(
         &input.prompt[reused..],
         source,
         |ids| {
@@ -360,10 +360,8 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     );
     reading.finish_and_clear();
     let drafted = drafter.finish();
-    let generated = generated?;
-    opened.keep_usage(&mut session);
-    printer.finish()?;
-    // What was generated is printed also if it cannot be saved.
+    // What was generated is printed also if it cannot be saved, and saved also if it cannot be printed.
+    let printed = ended.and_then(|()| printer.finish());
     // Without it the next run drafts less.
     if turn.is_some()
         && let Err(error) = session.settle_drafts()
@@ -373,6 +371,11 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let saved = turn.as_mut().map_or(Ok(()), |turn| {
         turn.save(&session, &input.prompt, &generated.ids, generated.finish)
     });
+    if let Err(error) = printed {
+        saved?;
+        return Err(error);
+    }
+    opened.keep_usage(&mut session);
     if let (Some(file), Some(mut recorder)) = (routing, session.store_mut().take_recorder()) {
         recorder.event(&measured(&prompt_phases, &session, generated.decoded));
         file.keep(recorder.finish())?;
@@ -392,7 +395,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         engine: open::engine_stats(&mut session, &opened),
     };
     let pictured = pictures.write(recorded, &opened, &stats);
-    if args.json {
+    let told = if args.json {
         let text = input.tokenizer.as_ref().map(|t| t.decode(&generated.ids));
         super::print_json(&Report {
             prompt_ids: &input.prompt,
@@ -404,12 +407,14 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
                 Finish::Interrupted => "interrupted",
             },
             stats,
-        })?;
+        })
     } else {
         summarise(&generated, &stats);
-    }
+        Ok(())
+    };
     saved?;
     pictured?;
+    told?;
     Ok(match generated.finish {
         Finish::Interrupted => super::interrupt::exit_code(),
         _ => ExitCode::SUCCESS,
@@ -461,12 +466,18 @@ fn summarise(generated: &Generated, stats: &Stats) {
             Activations::Int8 => "; activations rounded to int8",
         },
         stats.kv.map_or_else(String::new, |kv| format!(
-            "; {} tokens reused in {:.2} s, {} computed, saved in {:.2} s: {}",
+            "; {} tokens reused in {:.2} s, {} computed{}",
             stats.reused_tokens,
             kv.restore_seconds,
             stats.prefilled_tokens,
-            kv.save_seconds,
-            human(kv.file_bytes),
+            match kv.saved {
+                true => format!(
+                    ", saved in {:.2} s: {}",
+                    kv.save_seconds,
+                    human(kv.file_bytes)
+                ),
+                false => String::new(),
+            },
         )),
         match &stats.mtp {
             mtp if mtp.drafted > 0 => format!(

@@ -1,12 +1,58 @@
 //! Ctrl-C: the first one asks to stop, the second one kills.
 
-use std::io;
-use std::process::ExitCode;
+use std::io::{self, Write};
+use std::process::{self, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::thread::{self, JoinHandle};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+use signal_hook::iterator::{Handle, Signals};
+
+/// What a shell reports of a program that SIGINT ended.
+const INTERRUPTED: u8 = 130;
+
+/// A model is being loaded, and nobody asks whether to stop: a SIGINT or SIGTERM says so and ends the process. There is nothing to keep yet.
+#[derive(Debug)]
+pub struct Loading {
+    handle: Handle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Loading {
+    /// From now on, until it is dropped.
+    pub fn begin() -> io::Result<Loading> {
+        let mut signals = Signals::new([0; 0])?;
+        let handle = signals.handle();
+        let wait = move || {
+            if signals.forever().next().is_some() {
+                // Nobody to tell if stderr is closed.
+                let _ = writeln!(io::stderr(), "interrupted: the model was not loaded yet");
+                process::exit(INTERRUPTED.into());
+            }
+        };
+        let thread = thread::Builder::new().name("loading".into()).spawn(wait)?;
+        let loading = Loading {
+            handle,
+            thread: Some(thread),
+        };
+        for signal in [SIGINT, SIGTERM] {
+            loading.handle.add_signal(signal)?;
+        }
+        Ok(loading)
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        self.handle.close();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic.
+            let _ = thread.join();
+        }
+    }
+}
 
 /// A flag that becomes true at the first SIGINT or SIGTERM. A second one ends the process as it would have done without us.
 pub fn install() -> io::Result<Arc<AtomicBool>> {
@@ -31,8 +77,9 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Prepares for SIGINT and SIGTERM. The first one of either stops an answer; a second one before it has stopped ends the process.
-    pub fn install() -> io::Result<Interrupts> {
+    /// Prepares for SIGINT and SIGTERM, now that the model is loaded. The first one of either stops an answer; a second one before it has
+    /// stopped ends the process.
+    pub fn install(loading: Loading) -> io::Result<Interrupts> {
         let interrupts = Interrupts {
             asked: Arc::new(AtomicBool::new(false)),
             terminated: Arc::new(AtomicBool::new(false)),
@@ -44,11 +91,13 @@ impl Interrupts {
             flag::register(signal, Arc::clone(&interrupts.asked))?;
         }
         flag::register(SIGTERM, Arc::clone(&interrupts.terminated))?;
+        // Not before: in between a signal would do nothing.
+        drop(loading);
         Ok(interrupts)
     }
 }
 
 /// What a shell reports of a program that SIGINT ended.
 pub fn exit_code() -> ExitCode {
-    ExitCode::from(130)
+    ExitCode::from(INTERRUPTED)
 }

@@ -326,7 +326,8 @@ fn a_seed_draws_the_same_text() {
                 stop: vec![50, 60],
             };
             let feed = |ids: &[u32]| Ok(Some(drafter.feed(ids).unwrap().to_vec()));
-            let generated = generate::<SampleError>(&prompt, source, feed, |_| Ok(())).unwrap();
+            let (generated, result) = generate::<SampleError>(&prompt, source, feed, |_| Ok(()));
+            result.unwrap();
             drafter.finish();
             // The last token has not been fed.
             let fed = prompt.len() + generated.ids.len() - 1;
