@@ -298,7 +298,8 @@ fn a_layer_that_predicts_comes_and_goes() {
     };
     let ids = [1, 2, 3, 4, 5, 6, 7, 8];
     assert_eq!(turn(&ids[..3], without(&ids[..3], 2)), (2, None));
-    assert_eq!(turn(&ids[..5], cache(&ids[..5], 4)), (4, Some(4)));
+    // Of the first 4 tokens alone, nobody knows what the last row depends on.
+    assert_eq!(turn(&ids[..5], cache(&ids[..5], 4)), (4, Some(3)));
     assert_has(&dir.open().unwrap(), &ids[..5], 4);
     assert_eq!(turn(&ids[..7], without(&ids[..7], 6)), (6, Some(4)));
     // It has begun late.
