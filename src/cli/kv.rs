@@ -92,7 +92,16 @@ impl Kept {
     }
 
     /// Saves the text `history`, whose beginning `session` has computed, with a `note`.
-    pub fn save(&mut self, session: &Session, history: &[u32], note: &[u8]) -> anyhow::Result<()> {
+    pub fn save(
+        &mut self,
+        session: &mut Session,
+        history: &[u32],
+        note: &[u8],
+    ) -> anyhow::Result<()> {
+        // Without it the text is drafted less when it goes on.
+        if let Err(error) = session.settle_drafts() {
+            tracing::debug!("the prediction layer is not up to date: {error}");
+        }
         let start = Instant::now();
         let saved = self.file.append(history, session.cache(), note);
         self.saving += start.elapsed();
@@ -168,7 +177,7 @@ impl Turn {
     /// Saves what there is after `prompt` was continued with `new`, also when that was interrupted.
     pub fn save(
         &mut self,
-        session: &Session,
+        session: &mut Session,
         prompt: &[u32],
         new: &[u32],
         finish: Finish,
@@ -176,10 +185,10 @@ impl Turn {
         let history = match finish == Finish::Interrupted && new.is_empty() {
             // Whoever gives an unfinished addition again would have it twice. A whole text is worth what was computed of it.
             true if self.append => return Ok(()),
-            true => session.ids(),
-            false => &[prompt, new].concat(),
+            true => session.ids().to_vec(),
+            false => [prompt, new].concat(),
         };
-        self.kept.save(session, history, b"")?;
+        self.kept.save(session, &history, b"")?;
         self.saved = true;
         Ok(())
     }

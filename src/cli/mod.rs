@@ -36,6 +36,7 @@ mod stats;
 mod synth;
 mod template;
 mod terminal;
+mod writing;
 
 /// Runs mixture-of-experts language models far larger than memory, their experts streamed from SSD through io_uring.
 #[derive(Debug, Parser)]

@@ -5,7 +5,7 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 
-use crate::broken::{Broken, Tensor};
+use crate::broken::Broken;
 use crate::child::{colibri, error_of, finish, json_of, list, on_model, stderr};
 use crate::common::{self, Saved};
 
@@ -136,7 +136,7 @@ fn a_layer_that_cannot_be_loaded_is_left_out_or_refused() {
     let given = list(&saved.ids("/prompt_ids"));
     let run = |name: &str, mode| {
         let broken = Broken::copy("mtp-container");
-        broken.change(name, not_a_number);
+        spoil(&broken, name);
         let args = ["--prompt-ids", &given, "-n", "5", "--json", "--mtp", mode];
         finish(broken.run("decode", &args))
     };
@@ -163,8 +163,11 @@ fn a_layer_that_cannot_be_loaded_is_left_out_or_refused() {
     assert!(error.contains(name) && !error.contains("drafts"), "{error}");
 }
 
-fn not_a_number(tensors: &mut Vec<Tensor>, at: usize) {
-    tensors[at].data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+/// Makes the first number of a tensor none.
+fn spoil(model: &Broken, name: &str) {
+    model.change(name, |tensors, at| {
+        tensors[at].data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
 }
 
 /// Experts of the layer are read when something is drafted. Then there are no more drafts, and nothing else changes.
@@ -174,7 +177,7 @@ fn experts_of_the_layer_that_cannot_be_used_end_the_drafts() {
     let broken = Broken::copy("mtp-container");
     for expert in 0..5 {
         let name = format!("model.layers.2.mlp.experts.{expert}.down_proj.weight.qs");
-        broken.change(&name, not_a_number);
+        spoil(&broken, &name);
     }
     let short = list(&saved.ids("/prompt_ids"));
     // So many tokens that the layer has to be taken along before anything is drafted.

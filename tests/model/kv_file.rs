@@ -6,14 +6,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use colibri_uring::kv_file::{Fingerprint, KvFile};
-use colibri_uring::model::{
-    LoadOptions, Model, ModelError, Session, SessionOptions, prediction, reusable,
-};
+use colibri_uring::model::{LoadOptions, Model, ModelError, Session, SessionOptions, reusable};
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::Activations;
 use colibri_uring::quant::encode::Packing;
 
-use crate::fixture::{Fixture, fixture};
+use crate::fixture::{Fixture, bits, fixture};
 
 /// A fixture as it is loaded with some settings.
 struct Opened {
@@ -30,9 +28,7 @@ impl Opened {
 
     /// With its prediction layer.
     fn drafting(name: &str) -> Opened {
-        let mut fixture = fixture(name);
-        fixture.config = prediction(&fixture.shards, &fixture.config).unwrap();
-        Opened::with(fixture, LoadOptions::default())
+        Opened::with(fixture(name).drafting(), LoadOptions::default())
     }
 
     fn with(fixture: Fixture, options: LoadOptions) -> Opened {
@@ -64,10 +60,6 @@ impl Opened {
     fn logits(&self, ids: &[u32]) -> Vec<u32> {
         bits(self.session().prefill(ids).unwrap())
     }
-}
-
-fn bits(logits: &[f32]) -> Vec<u32> {
-    logits.iter().map(|x| x.to_bits()).collect()
 }
 
 /// Sparse and dense attention, DSA that is active and that is not, floats and every way of packing.
