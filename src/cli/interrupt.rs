@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 use std::process::{self, ExitCode};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -23,24 +23,24 @@ pub struct Loading {
 impl Loading {
     /// From now on, until it is dropped.
     pub fn begin() -> io::Result<Loading> {
-        let mut signals = Signals::new([0; 0])?;
-        let handle = signals.handle();
+        let (send, receive) = mpsc::channel();
         let wait = move || {
-            if signals.forever().next().is_some() {
+            let signals = Signals::new([SIGINT, SIGTERM]);
+            let handle = signals.as_ref().map(Signals::handle);
+            // Whoever has begun this waits for it.
+            let _ = send.send(handle.map_err(|error| error.kind().into()));
+            if signals.is_ok_and(|mut signals| signals.forever().next().is_some()) {
                 // Nobody to tell if stderr is closed.
                 let _ = writeln!(io::stderr(), "interrupted: the model was not loaded yet");
                 process::exit(INTERRUPTED.into());
             }
         };
         let thread = thread::Builder::new().name("loading".into()).spawn(wait)?;
-        let loading = Loading {
-            handle,
+        let caught: io::Result<Handle> = receive.recv().map_err(io::Error::other)?;
+        Ok(Loading {
+            handle: caught?,
             thread: Some(thread),
-        };
-        for signal in [SIGINT, SIGTERM] {
-            loading.handle.add_signal(signal)?;
-        }
-        Ok(loading)
+        })
     }
 }
 

@@ -68,7 +68,7 @@ fn catches_signals(child: &Child) -> bool {
     caught & 1 << (libc::SIGTERM - 1) != 0
 }
 
-/// Whether the thread is there that handles signals during the load. It is begun before it has the child catch any.
+/// Whether the thread is there that handles signals during the load. It is what has the child catch them.
 fn is_loading(child: &Child) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{}/task", child.id())) else {
         return false;
