@@ -50,7 +50,8 @@ pub fn wait_until_it_catches_signals(child: &mut Child) {
     wait_until(child, |child| catches_signals(child) && !is_loading(child));
 }
 
-fn wait_until(child: &mut Child, reached: impl Fn(&Child) -> bool) {
+/// Waits for something that the child does.
+pub fn wait_until(child: &mut Child, reached: impl Fn(&Child) -> bool) {
     while child.try_wait().unwrap().is_none() {
         if reached(child) {
             return;

@@ -1,6 +1,7 @@
 //! KV files that cannot be used, and disks that are full: one line that says what to do, and nothing is lost.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::{Output, Stdio};
 
@@ -263,6 +264,54 @@ fn a_full_disk_loses_nothing() {
     let report = talk.report(&model(), &longer);
     assert_eq!(report["stats"]["reused_tokens"], 4);
     assert_eq!(report["stats"]["kv"]["saved"], true);
+}
+
+/// The experts become bad while it waits for its prompt. Nothing of that is computed, and what was kept stays.
+#[test]
+fn a_prompt_that_fails_takes_nothing_away() {
+    const EXPERT: &str = "model.layers.1.mlp.experts.0.down_proj.weight";
+    let model = Broken::copy("tiny-text");
+    // Written once before, so that tensors keep their places.
+    model.change(EXPERT, |_, _| ());
+    let talk = Talk::new();
+    let path = talk.path();
+    let kv = [
+        "--expert-bits",
+        "8",
+        "-n",
+        "4",
+        "--kv",
+        path.to_str().unwrap(),
+    ];
+    let prompt = ["--prompt", "The hummingbird"];
+    let output = finish(model.run("decode", &[&kv[..], &prompt].concat()));
+    assert_eq!(output.status.code(), Some(0));
+    let before = talk.bytes();
+    let mut child = model
+        .run("decode", &kv)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    ends::wait_until(&mut child, |child| {
+        let files = fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
+        let mut files = files.flatten().map(|file| fs::read_link(file.path()));
+        files.any(|file| file.is_ok_and(|file| file == path))
+    });
+    model.change(EXPERT, |tensors, _| {
+        let experts = tensors.iter_mut();
+        experts
+            .filter(|tensor| tensor.name.contains("layers.1.mlp.experts."))
+            .for_each(|tensor| tensor.data[..2].copy_from_slice(&0x7fc0u16.to_le_bytes()));
+    });
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"The other way round").unwrap();
+    drop(input);
+    let (code, printed, said) = ends::end(child);
+    assert_eq!((code, printed.as_str()), (Some(1), ""), "{said}");
+    assert!(said.contains("cannot be quantised"), "{said}");
+    assert!(talk.bytes() == before);
 }
 
 #[test]
