@@ -49,22 +49,40 @@ pub struct Generated {
 
 /// Feeds `prompt` (at least one id) and then one token after the other. `feed` appends ids to the context and returns
 /// the logits [vocabulary] after the last one, or `None` when it was interrupted; `token` is given every new token as soon as it
-/// is known.
-///
-/// # Errors
-/// The first error of `feed` or `token`, or that no token can be sampled.
+/// is known. The first error of either, or that no token can be sampled, ends the text like an interruption and is returned beside
+/// what there is of it.
 pub fn generate<E: From<SampleError>>(
+    prompt: &[u32],
+    source: Source,
+    feed: impl FnMut(&[u32]) -> Result<Option<Vec<f32>>, E>,
+    token: impl FnMut(u32) -> Result<(), E>,
+) -> (Generated, Result<(), E>) {
+    let start = Instant::now();
+    let mut generated = Generated {
+        ids: Vec::new(),
+        finish: Finish::Interrupted,
+        prefill: Duration::ZERO,
+        decode: Duration::ZERO,
+        decoded: 0,
+    };
+    let result = fill(&mut generated, prompt, source, feed, token);
+    generated.decode = start.elapsed() - generated.prefill;
+    (generated, result)
+}
+
+fn fill<E: From<SampleError>>(
+    generated: &mut Generated,
     prompt: &[u32],
     source: Source,
     mut feed: impl FnMut(&[u32]) -> Result<Option<Vec<f32>>, E>,
     mut token: impl FnMut(u32) -> Result<(), E>,
-) -> Result<Generated, E> {
+) -> Result<(), E> {
     let start = Instant::now();
-    let mut logits = feed(prompt)?;
-    let prefill = start.elapsed();
-    let mut ids = Vec::new();
-    let mut decoded = 0;
-    let finish = match source {
+    let fed = feed(prompt);
+    generated.prefill = start.elapsed();
+    let mut logits = fed?;
+    let (ids, decoded) = (&mut generated.ids, &mut generated.decoded);
+    generated.finish = match source {
         Source::Sample {
             mut sampler,
             max,
@@ -85,7 +103,7 @@ pub fn generate<E: From<SampleError>>(
             // The logits after the last token are nobody's.
             if ids.len() < max {
                 logits = feed(&[id])?;
-                decoded += usize::from(logits.is_some());
+                *decoded += usize::from(logits.is_some());
             }
         },
         Source::Replay(replay) => {
@@ -96,7 +114,7 @@ pub fn generate<E: From<SampleError>>(
                 ids.push(id);
                 token(id)?;
                 logits = feed(&[id])?;
-                decoded += usize::from(logits.is_some());
+                *decoded += usize::from(logits.is_some());
             }
             match logits {
                 Some(_) => Finish::Length,
@@ -104,13 +122,7 @@ pub fn generate<E: From<SampleError>>(
             }
         }
     };
-    Ok(Generated {
-        ids,
-        finish,
-        prefill,
-        decode: start.elapsed() - prefill,
-        decoded,
-    })
+    Ok(())
 }
 
 #[cfg(test)]
@@ -121,7 +133,7 @@ mod tests {
     /// A model that counts: after id i comes i + 1. Remembers what it was fed and is interrupted at a given call.
     fn run(source: Source, interrupted_at: usize) -> (Generated, Vec<Vec<u32>>, Vec<u32>) {
         let (mut fed, mut seen) = (Vec::new(), Vec::new());
-        let generated = generate::<SampleError>(
+        let (generated, result) = generate::<SampleError>(
             &[3, 4],
             source,
             |ids| {
@@ -134,8 +146,8 @@ mod tests {
                 seen.push(id);
                 Ok(())
             },
-        )
-        .unwrap();
+        );
+        result.unwrap();
         (generated, fed, seen)
     }
 
@@ -185,5 +197,42 @@ mod tests {
         assert_eq!(seen, [1, 9, 2]);
         assert_eq!(fed, [vec![3, 4], vec![1], vec![9], vec![2]]);
         assert_eq!((generated.finish, generated.decoded), (Finish::Length, 3));
+    }
+
+    #[test]
+    fn an_error_leaves_what_there_is() {
+        #[derive(Debug, PartialEq)]
+        struct Refused(u32);
+        impl From<SampleError> for Refused {
+            fn from(error: SampleError) -> Refused {
+                panic!("{error}");
+            }
+        }
+        let run = |refused_by_token, refused_by_feed| {
+            generate(
+                &[3, 4],
+                greedy(10, vec![]),
+                |ids| {
+                    let last = ids[ids.len() - 1];
+                    let mut logits = vec![0.0; 16];
+                    logits[last as usize + 1] = 1.0;
+                    (last != refused_by_feed)
+                        .then_some(Some(logits))
+                        .ok_or(Refused(last))
+                },
+                |id| (id != refused_by_token).then_some(()).ok_or(Refused(id)),
+            )
+        };
+        for (by_token, by_feed, ids, decoded) in [
+            (6, 99, &[5, 6][..], 1),
+            (99, 6, &[5, 6], 1),
+            (99, 4, &[], 0),
+        ] {
+            let (generated, result) = run(by_token, by_feed);
+            assert_eq!(generated.ids, ids);
+            assert_eq!(generated.finish, Finish::Interrupted);
+            assert_eq!(generated.decoded, decoded);
+            assert_eq!(result, Err(Refused(by_token.min(by_feed))));
+        }
     }
 }

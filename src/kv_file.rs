@@ -22,6 +22,7 @@
 
 use std::fs::File;
 use std::io;
+use std::iter;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -61,13 +62,19 @@ pub struct KvFile {
 }
 
 impl KvFile {
-    /// Opens the file at `path`, which must be of `fingerprint`, and checks all of it; makes one if there is none.
+    /// Opens the file at `path`, which must be of `fingerprint`, and checks all of it; makes one if there is none. An empty one, as `touch`
+    /// and `mktemp` make, is as none: the first turn replaces it.
     ///
     /// # Errors
     /// Any [`KvFileError`] but `NotSaved`. The file is as before.
     pub fn open(path: &Path, fingerprint: Fingerprint) -> Result<KvFile, KvFileError> {
         let file = find(path, &fingerprint)?;
-        let (state, unmarked) = read_all(&file, &fingerprint).map_err(|flaw| flaw.of(path))?;
+        let begin = beginning(&file).map_err(|flaw| flaw.of(path))?;
+        if begin.is_empty() {
+            return Ok(KvFile::anew(path, file, fingerprint));
+        }
+        let read = read_all(&file, &begin, &fingerprint);
+        let (state, unmarked) = read.map_err(|flaw| flaw.of(path))?;
         Ok(KvFile {
             path: path.to_path_buf(),
             file,
@@ -85,17 +92,22 @@ impl KvFile {
     pub fn reset(path: &Path, fingerprint: Fingerprint) -> Result<KvFile, KvFileError> {
         let file = find(path, &fingerprint)?;
         let begin = beginning(&file).map_err(|flaw| flaw.of(path))?;
-        if !head::is_ours(&begin) {
+        if !begin.is_empty() && !head::is_ours(&begin) {
             return Err(Flaw::Foreign.of(path));
         }
-        Ok(KvFile {
+        Ok(KvFile::anew(path, file, fingerprint))
+    }
+
+    /// A conversation without turns, of which the first one replaces `file`.
+    fn anew(path: &Path, file: File, fingerprint: Fingerprint) -> KvFile {
+        KvFile {
             path: path.to_path_buf(),
             file,
             fingerprint,
             state: State::empty(),
             unmarked: false,
             replace: true,
-        })
+        }
     }
 
     /// Where it is.
@@ -188,9 +200,8 @@ impl KvFile {
             let file = path.to_path_buf();
             move |source| KvFileError::NotSaved { file, source }
         };
-        let other_shape =
-            |state: &State| (state.shape.as_ref()).is_some_and(|s| *s != cache.shape());
-        if !self.replace && other_shape(&self.state) {
+        let known = self.state.shape.as_ref();
+        if !self.replace && known.is_some_and(|known| !known.agrees_with(&cache.shape())) {
             return Err(KvFileError::Shape {
                 file: self.path.clone(),
             });
@@ -202,8 +213,9 @@ impl KvFile {
                 .map_err(not_saved(&path));
         }
         let nothing_new = || {
-            let rows = cache.rows().zip(self.state.stored());
-            let known = rows.fold(true, |all, (r, n)| all && r.len().min(history.len()) <= *n);
+            let stored = self.state.stored().iter().chain(iter::repeat(&0));
+            let mut rows = cache.known().zip(stored);
+            let known = rows.all(|(known, stored)| known.min(history.len()) <= *stored);
             known && history == self.state.ids && note == self.state.note
         };
         if self.state.shape.is_some() && nothing_new() {
@@ -294,8 +306,8 @@ fn find(path: &Path, fingerprint: &Fingerprint) -> Result<File, KvFileError> {
         }
         match Blank::new(path, fingerprint).and_then(Blank::create) {
             Ok(file) => return Ok(file),
-            // Somebody else was faster; a link that leads nowhere is there and cannot be opened.
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !path.is_symlink() => {}
+            // Somebody else was faster.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             Err(source) => {
                 return Err(KvFileError::Io {
                     file: path.to_path_buf(),
@@ -323,10 +335,9 @@ fn beginning(file: &File) -> Result<Vec<u8>, Flaw> {
     Ok(bytes)
 }
 
-/// What counts in a file, and whether its mark still has to be written.
-fn read_all(file: &File, fingerprint: &Fingerprint) -> Result<(State, bool), Flaw> {
-    let bytes = beginning(file)?;
-    head::check(&bytes, fingerprint)?;
+/// What counts in a file that begins with `bytes`, and whether its mark still has to be written.
+fn read_all(file: &File, bytes: &[u8], fingerprint: &Fingerprint) -> Result<(State, bool), Flaw> {
+    head::check(bytes, fingerprint)?;
     let Some(marks) = bytes.get(SECTOR..).and_then(<[u8]>::first_chunk) else {
         let what = format!("it is truncated: it has only {} bytes", bytes.len());
         return Err(Flaw::Damaged(what));

@@ -25,6 +25,7 @@ pub mod stage;
 pub mod stream;
 pub mod synth;
 pub mod template;
+pub mod temporary;
 pub mod tokenizer;
 pub mod trace;
 pub mod verify;

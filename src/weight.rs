@@ -148,6 +148,26 @@ pub enum WeightError {
     },
 }
 
+impl WeightError {
+    /// The tensor that it is about, if it is about one.
+    pub fn tensor(&self) -> Option<&str> {
+        match self {
+            WeightError::Shape { name, .. }
+            | WeightError::Dtype { name, .. }
+            | WeightError::PackedShape { name, .. }
+            | WeightError::NoScales { name, .. }
+            | WeightError::ScalesDtype { name, .. }
+            | WeightError::Read { name, .. }
+            | WeightError::Place { name, .. }
+            | WeightError::Value { name, .. }
+            | WeightError::Scale { name, .. }
+            | WeightError::NotFinite { name, .. }
+            | WeightError::Format { name, .. } => Some(name),
+            WeightError::Shard(_) | WeightError::Memory { .. } | WeightError::Stamp { .. } => None,
+        }
+    }
+}
+
 /// A resident weight matrix [rows, cols], in the bytes it was stored in, or quantised.
 #[derive(Debug)]
 pub struct Weight {

@@ -9,9 +9,9 @@ use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_uring::chat::{ChatError, Conversation, Format, Turn};
 use colibri_uring::config::Generation;
-use colibri_uring::draft::{Drafter, Mode};
-use colibri_uring::generate::{Finish, Generated, Source, generate};
-use colibri_uring::model::{ModelError, Session};
+use colibri_uring::draft::Mode;
+use colibri_uring::generate::{Finish, Generated, Source};
+use colibri_uring::model::Session;
 use colibri_uring::sample::{Sampler, Sampling};
 use colibri_uring::template::TemplateError;
 use colibri_uring::tokenizer::{Tokenizer, check_ids};
@@ -21,9 +21,9 @@ use super::interrupt::{self, Interrupts};
 use super::kv::Kept;
 use super::open::{self, Indexed, Opened, Tokens};
 use super::printer::Printer;
-use super::progress;
 use super::sampling::SamplingArgs;
 use super::template::{self, TemplateArgs};
+use super::writing::{Writing, Written};
 
 mod command;
 mod input;
@@ -116,8 +116,8 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
         prompt: context.min(PREFILL),
     };
     let vocab = indexed.config().vocab_size;
-    let (opened, store) = indexed.load(&args.model, tokens)?;
-    let interrupts = Interrupts::install().context("cannot handle Ctrl-C")?;
+    let (opened, store, loading) = indexed.load(&args.model, tokens)?;
+    let interrupts = Interrupts::install(loading).context("cannot handle Ctrl-C")?;
     let mut session = opened.session_until(store, interrupts.asked.clone());
     let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
     if let Some(kept) = &mut kept {
@@ -241,13 +241,20 @@ impl Chat<'_> {
             }
             Err(error) => return Err(error.into()),
         };
+        check_ids(&turn.ids, self.vocab)?;
         self.interrupts.asked.store(false, Ordering::SeqCst);
         let before = Counters::from(&open::engine_stats(&mut self.session, self.opened));
-        let generated = self.generate(&turn)?;
+        let Written {
+            generated, failed, ..
+        } = self.generate(&turn);
         let after = Counters::from(&open::engine_stats(&mut self.session, self.opened));
         let prefilled = turn.rest().len();
         let all = turn.ids.len() + generated.ids.len();
+        // Also if it could not be printed.
         self.keep(turn, &generated)?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
         say(&status::line(
             &generated,
             prefilled,
@@ -271,9 +278,8 @@ impl Chat<'_> {
         })
     }
 
-    /// Feeds what is new of the conversation, and prints what comes.
-    fn generate(&mut self, turn: &Turn) -> anyhow::Result<Generated> {
-        check_ids(&turn.ids, self.vocab)?;
+    /// Feeds what is new of the conversation, and prints what comes. An error ends the answer where it is.
+    fn generate(&mut self, turn: &Turn) -> Written {
         let mut sampler = Sampler::new(Sampling {
             // Each answer draws from a stream of its own, so that it depends on the conversation and not on how it came about.
             seed: (self.sampling.seed).wrapping_add(turn.ids.len() as u64),
@@ -286,41 +292,21 @@ impl Chat<'_> {
             stop: self.stop.clone(),
         };
         let stdout = io::stdout();
-        let mut printer =
+        let printer =
             Printer::new(stdout.lock(), Some(self.tokenizer)).on_terminal(stdout.is_terminal());
         self.session.truncate(turn.reused);
-        let reading = progress::spinner(format!("reading {} tokens", turn.rest().len()));
-        let stop = &self.stop;
-        // The last token is never fed.
-        let mut drafter = Drafter::new(&mut self.session, self.drafts, self.context - 1);
-        let generated = generate(
-            turn.rest(),
+        let written = Writing {
+            prompt: turn.rest(),
             source,
-            |ids| match drafter.feed(ids) {
-                Ok(logits) => Ok(Some(logits.to_vec())),
-                Err(ModelError::Stopped) => Ok(None),
-                Err(error) => Err(anyhow::Error::from(error)),
-            },
-            |id| {
-                reading.finish_and_clear();
-                // A stop token is no part of the answer, even if it has a text.
-                match stop.contains(&id) {
-                    true => Ok(()),
-                    false => printer.token(id),
-                }
-            },
-        );
-        reading.finish_and_clear();
-        let drafted = drafter.finish();
-        tracing::debug!("drafts: {drafted:?}");
-        // Without it a conversation that is continued drafts less.
-        if self.kept.is_some()
-            && let Err(error) = self.session.settle_drafts()
-        {
-            tracing::debug!("the prediction layer is not up to date: {error}");
+            drafts: self.drafts,
+            limit: self.context,
+            printer,
+            // A stop token is no part of the answer.
+            silent: &self.stop,
         }
-        printer.finish()?;
-        generated
+        .run(&mut self.session);
+        tracing::debug!("drafts: {:?}", written.drafted);
+        written
     }
 
     /// What was said belongs to the conversation, and what the session holds of it is there for the next message.
@@ -333,7 +319,7 @@ impl Chat<'_> {
             true => self.conversation.withdraw(turn, self.session.len()),
             false => {
                 self.conversation.answer(turn, said, self.session.len())?;
-                kept::keep(&mut self.kept, &self.session, &self.conversation);
+                kept::keep(&mut self.kept, &mut self.session, &self.conversation);
             }
         }
         Ok(())

@@ -15,7 +15,8 @@ use serde::Serialize;
 #[derive(Debug, Args)]
 pub struct KvArgs {
     /// Keep the context in this file: what the prompt has in common with it is not computed again. The prompt is the whole
-    /// text; the file decides speed, never the result
+    /// text: what follows it in the file, like an earlier answer to it, is replaced (--kv-append goes on with it instead). The
+    /// file decides speed, never the result
     #[arg(
         long,
         value_name = "FILE",
@@ -26,7 +27,7 @@ pub struct KvArgs {
     /// Go on with the text in the file of --kv: the prompt, if there is one, comes after it
     #[arg(long, requires = "kv", env = "COLIBRI_KV_APPEND", value_parser = FalseyValueParser::new())]
     pub kv_append: bool,
-    /// Start the file of --kv anew, whatever it has; it is replaced when the run is complete
+    /// Start the file of --kv anew, whatever KV file is there; it is replaced when the run is complete
     #[arg(long, requires = "kv", env = "COLIBRI_KV_RESET", value_parser = FalseyValueParser::new())]
     pub kv_reset: bool,
 }
@@ -36,6 +37,8 @@ pub struct KvArgs {
 pub struct KvStats {
     /// Tokens of the file that the text no longer has.
     pub dropped_tokens: u64,
+    /// Whether the file has the text of this run. (An addition that was interrupted before anything followed it is left out.)
+    pub saved: bool,
     /// Bytes of the file, after this run.
     pub file_bytes: u64,
     /// Reading the file into memory.
@@ -89,7 +92,16 @@ impl Kept {
     }
 
     /// Saves the text `history`, whose beginning `session` has computed, with a `note`.
-    pub fn save(&mut self, session: &Session, history: &[u32], note: &[u8]) -> anyhow::Result<()> {
+    pub fn save(
+        &mut self,
+        session: &mut Session,
+        history: &[u32],
+        note: &[u8],
+    ) -> anyhow::Result<()> {
+        // Without it the text is drafted less when it goes on.
+        if let Err(error) = session.settle_drafts() {
+            tracing::debug!("the prediction layer is not up to date: {error}");
+        }
         let start = Instant::now();
         let saved = self.file.append(history, session.cache(), note);
         self.saving += start.elapsed();
@@ -104,6 +116,7 @@ pub struct Turn {
     append: bool,
     /// Tokens of the file that the text no longer has.
     dropped: usize,
+    saved: bool,
 }
 
 impl Turn {
@@ -119,6 +132,7 @@ impl Turn {
             kept: Kept::open(path, args.kv_reset, fingerprint()?)?,
             append: args.kv_append,
             dropped: 0,
+            saved: false,
         }))
     }
 
@@ -163,25 +177,27 @@ impl Turn {
     /// Saves what there is after `prompt` was continued with `new`, also when that was interrupted.
     pub fn save(
         &mut self,
-        session: &Session,
+        session: &mut Session,
         prompt: &[u32],
         new: &[u32],
         finish: Finish,
     ) -> anyhow::Result<()> {
-        if finish == Finish::Interrupted && new.is_empty() {
+        let history = match finish == Finish::Interrupted && new.is_empty() {
             // Whoever gives an unfinished addition again would have it twice. A whole text is worth what was computed of it.
-            return match self.append {
-                true => Ok(()),
-                false => self.kept.save(session, session.ids(), b""),
-            };
-        }
-        self.kept.save(session, &[prompt, new].concat(), b"")
+            true if self.append => return Ok(()),
+            true => session.ids().to_vec(),
+            false => [prompt, new].concat(),
+        };
+        self.kept.save(session, &history, b"")?;
+        self.saved = true;
+        Ok(())
     }
 
     /// What all that has cost.
     pub fn stats(&self) -> KvStats {
         KvStats {
             dropped_tokens: self.dropped as u64,
+            saved: self.saved,
             file_bytes: self.kept.file.bytes(),
             restore_seconds: self.kept.restoring.as_secs_f64(),
             save_seconds: self.kept.saving.as_secs_f64(),

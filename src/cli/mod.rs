@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
@@ -35,6 +36,7 @@ mod stats;
 mod synth;
 mod template;
 mod terminal;
+mod writing;
 
 /// Runs mixture-of-experts language models far larger than memory, their experts streamed from SSD through io_uring.
 #[derive(Debug, Parser)]
@@ -179,15 +181,12 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let mut json = serde_json::to_vec(value)?;
     json.push(b'\n');
     let mut out = io::stdout().lock();
-    out.write_all(&json)?;
-    out.flush()?;
-    Ok(())
+    let written = out.write_all(&json).and_then(|()| out.flush());
+    written.context(printer::STDOUT)
 }
 
 #[cfg(test)]
 mod tests {
-    use anyhow::Context;
-
     use super::*;
 
     #[test]

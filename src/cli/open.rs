@@ -11,7 +11,7 @@ use colibri_uring::config::Config;
 use colibri_uring::draft::Mode;
 use colibri_uring::kv_file::Fingerprint;
 use colibri_uring::model::{
-    Model, Phase, PredictionError, Session, SessionOptions, check_context, prediction,
+    Model, ModelError, Phase, PredictionError, Session, SessionOptions, check_context, prediction,
 };
 use colibri_uring::plan::{self, Ask, Plan, PlanError, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
@@ -21,12 +21,16 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stream::usage::{History, Identity, Usage};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 use colibri_uring::trace;
+use colibri_uring::weight::shapes::layer_of;
 
 use super::args::{DsaArg, ModelArgs, check_mirrors, check_weights};
-use super::interrupt;
+use super::interrupt::{self, Loading};
 use super::progress;
 use super::size::human;
 use super::stats::{EngineStats, Foreseen, Latency, Replica};
+
+/// What has failed when signals cannot be handled.
+const HANDLE: &str = "cannot handle Ctrl-C";
 
 /// Tokens that memory is planned for.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +59,7 @@ pub struct Indexed {
     shards: Shards,
     drafts: Mode,
     recorded: bool,
+    loading: Loading,
 }
 
 impl Indexed {
@@ -63,6 +68,7 @@ impl Indexed {
         check_mirrors(&args.mirror);
         check_weights(args.mirror_weights.as_ref(), &args.mirror);
         let start = Instant::now();
+        let loading = Loading::begin().context(HANDLE)?;
         let config = Config::load(&args.model[0])?;
         let shards = Shards::open_with(&args.model, &args.mirror, args.engine.into())?;
         Ok(Indexed {
@@ -71,6 +77,7 @@ impl Indexed {
             shards,
             drafts: Mode::Off,
             recorded: false,
+            loading,
         })
     }
 
@@ -136,38 +143,47 @@ impl Indexed {
         Ok((survey, files))
     }
 
-    /// Plans the memory for a context, then loads the resident weights and makes the slabs.
+    /// Plans the memory for a context, then loads the resident weights and makes the slabs. In mode auto, a prediction layer that cannot be
+    /// loaded is left out.
     pub fn load(
         mut self,
         args: &ModelArgs,
         tokens: Tokens,
-    ) -> anyhow::Result<(Opened, ExpertStore)> {
+    ) -> anyhow::Result<(Opened, ExpertStore, Loading)> {
         ensure!(
             tokens.context > 0,
             "there is nothing to do: no token is given"
         );
         let (survey, mut files) = self.measure(args, tokens)?;
         let plan = plan_memory(&survey)?;
+        if let Some(weights) = &args.mirror_weights {
+            files.pin(&self.shards, &weights.0);
+        }
+        let options = args.load_options();
+        let bar = progress::bytes(plan.needs.dense);
+        let model = Model::load_with(&self.shards, self.config.clone(), options, &|done, all| {
+            bar.set_length(all);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        let model = match model {
+            Err(error) if self.drafts == Mode::Auto && self.is_of_prediction(&error) => {
+                tracing::warn!("no drafts: {error}");
+                self.config.prediction = None;
+                return self.load(args, tokens);
+            }
+            model => model?,
+        };
         let Indexed {
             start,
             config,
             shards,
             recorded,
+            loading,
             ..
         } = self;
-        if let Some(weights) = &args.mirror_weights {
-            files.pin(&shards, &weights.0);
-        }
         let top_k = config.num_experts_per_tok;
         let identity = Identity::of(&shards, &config);
-        let options = args.load_options();
-        let bar = progress::bytes(plan.needs.dense);
-        let model = Model::load_with(&shards, config, options, &|done, all| {
-            bar.set_length(all);
-            bar.set_position(done);
-        });
-        bar.finish_and_clear();
-        let model = model?;
         let store_options = StoreOptions {
             slots: plan.slots,
             lookahead: args.lookahead.into(),
@@ -199,7 +215,18 @@ impl Indexed {
                 recorded,
             },
             store,
+            loading,
         ))
+    }
+
+    /// Whether an error is about a tensor of the prediction layer, and that is used.
+    fn is_of_prediction(&self, error: &ModelError) -> bool {
+        let tensor = match error {
+            ModelError::Weight(error) => error.tensor(),
+            _ => None,
+        };
+        let layer = tensor.and_then(layer_of).map(|(layer, _)| layer);
+        self.config.prediction.is_some() && layer == Some(self.config.num_hidden_layers)
     }
 }
 
@@ -283,10 +310,11 @@ impl Opened {
         }
     }
 
-    /// An empty context. From here on Ctrl-C asks the session to stop; before, there is nothing to keep, and it just
-    /// ends the process.
-    pub fn session(&self, store: ExpertStore) -> anyhow::Result<Session<'_>> {
-        let stop = interrupt::install().context("cannot handle Ctrl-C")?;
+    /// An empty context. From here on Ctrl-C asks the session to stop.
+    pub fn session(&self, store: ExpertStore, loading: Loading) -> anyhow::Result<Session<'_>> {
+        let stop = interrupt::install().context(HANDLE)?;
+        // Not before: in between a signal would do nothing.
+        drop(loading);
         Ok(self.session_until(store, stop))
     }
 

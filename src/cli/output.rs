@@ -5,7 +5,8 @@ use std::io::{self, BufWriter, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use tempfile::NamedTempFile;
+use colibri_uring::temporary;
+use tempfile::{Builder, NamedTempFile};
 
 /// A file that is being written.
 #[derive(Debug)]
@@ -32,14 +33,10 @@ impl Output {
                 cannot_write(path)
             );
         }
-        let dir = match path.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() => dir,
-            _ => Path::new("."),
-        };
         let temp = (!special).then(|| {
             // As readable as any other file that is made.
             let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
-            tempfile::Builder::new().permissions(mode).tempfile_in(dir)
+            temporary::beside(path, Builder::new().permissions(mode))
         });
         Ok(Output {
             temp: temp.transpose().with_context(|| cannot_write(path))?,

@@ -2,7 +2,11 @@
 
 use std::io::{self, Write};
 
+use anyhow::Context;
 use colibri_uring::tokenizer::{TextStream, Tokenizer};
+
+/// What has failed when results cannot be printed.
+pub const STDOUT: &str = "cannot write to the standard output";
 
 /// Writes each token at once: its text, or its id where there is no tokenizer.
 pub struct Printer<'a, W> {
@@ -30,27 +34,25 @@ impl<'a, W: Write> Printer<'a, W> {
 
     /// Prints what is certain after one more token; whole characters only.
     pub fn token(&mut self, id: u32) -> anyhow::Result<()> {
-        match &mut self.stream {
-            Some(stream) => {
-                let text = stream.push(id)?;
-                write_text(&mut self.out, &text, self.terminal)?;
-            }
-            None if self.empty => write!(self.out, "{id}")?,
-            None => write!(self.out, " {id}")?,
-        }
+        let text = match &mut self.stream {
+            Some(stream) => stream.push(id)?,
+            None if self.empty => id.to_string(),
+            None => format!(" {id}"),
+        };
         self.empty = false;
-        self.out.flush()?;
-        Ok(())
+        self.print(&text)
     }
 
     /// Prints what was held back, and ends the line.
     pub fn finish(mut self) -> anyhow::Result<()> {
-        if let Some(stream) = self.stream.take() {
-            write_text(&mut self.out, &stream.finish()?, self.terminal)?;
-        }
-        self.out.write_all(b"\n")?;
-        self.out.flush()?;
-        Ok(())
+        let held_back = self.stream.take().map(TextStream::finish).transpose()?;
+        self.print(&(held_back.unwrap_or_default() + "\n"))
+    }
+
+    /// Prints a text at once.
+    pub fn print(&mut self, text: &str) -> anyhow::Result<()> {
+        let written = write_text(&mut self.out, text, self.terminal);
+        written.and_then(|()| self.out.flush()).context(STDOUT)
     }
 }
 

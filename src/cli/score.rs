@@ -48,8 +48,8 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let ids = &args.ids.0;
     let indexed = Indexed::open(&args.model)?;
     check_ids(ids, indexed.config().vocab_size)?;
-    let (opened, store) = indexed.load(&args.model, Tokens::all_at_once(ids.len()))?;
-    let mut session = opened.session(store)?;
+    let (opened, store, loading) = indexed.load(&args.model, Tokens::all_at_once(ids.len()))?;
+    let mut session = opened.session(store, loading)?;
     let mut report = Report {
         activations: args.model.activations.into(),
         ..Report::default()

@@ -35,7 +35,7 @@ pub struct Stats {
 pub struct Mtp {
     /// `auto`, `off`, or the number of drafts that was asked for.
     pub mode: String,
-    /// `on` or `off`, at the end; `absent` where the model has no such layer, or no memory for it.
+    /// `on` or `off`, at the end; `absent` where the model has no such layer, no memory for it, or one that fails.
     pub state: &'static str,
     /// Drafts that the next pass would have.
     pub depth: usize,

@@ -5,11 +5,12 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use tempfile::{NamedTempFile, TempPath};
+use tempfile::{Builder, TempPath};
 
 use super::error::KvFileError;
 use super::fingerprint::Fingerprint;
 use super::head::{self, Mark, SECTOR};
+use crate::temporary;
 
 /// Opens the file and locks it against every other process; `None` if there is none.
 pub fn open_locked(path: &Path) -> Result<Option<File>, KvFileError> {
@@ -25,11 +26,23 @@ pub fn open_locked(path: &Path) -> Result<Option<File>, KvFileError> {
         // Before it is opened: opening a pipe would wait for its other end.
         match fs::metadata(path) {
             Ok(found) if found.is_file() => {}
-            Ok(_) => {
+            Ok(found) => {
                 let file = path.to_path_buf();
-                return Err(KvFileError::Foreign { file });
+                return Err(match found.is_dir() {
+                    true => KvFileError::Directory { file },
+                    false => KvFileError::Foreign { file },
+                });
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                // The link is there, and what it points to is not.
+                return match fs::read_link(path) {
+                    Ok(target) => Err(KvFileError::Dangling {
+                        file: path.to_path_buf(),
+                        target,
+                    }),
+                    Err(_) => Ok(None),
+                };
+            }
             Err(e) => return Err(failed("open")(e)),
         }
         let file = match File::options().read(true).write(true).open(path) {
@@ -66,10 +79,8 @@ impl Blank {
     /// Makes one, to be put at `path`. Only its owner may read it.
     pub fn new(path: &Path, fingerprint: &Fingerprint) -> io::Result<Blank> {
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        let (file, temp) = tempfile::Builder::new()
-            .prefix(".kv-")
-            .tempfile_in(parent(&path))
-            .map(NamedTempFile::into_parts)?;
+        let named = temporary::beside(&path, Builder::new().prefix(".kv-"))?;
+        let (file, temp) = named.into_parts();
         file.lock()?;
         let head = [head::head(fingerprint), Mark::EMPTY.to_bytes(), [0; SECTOR]].concat();
         file.write_all_at(&head, 0)?;
@@ -93,14 +104,7 @@ impl Blank {
     }
 }
 
-fn parent(path: &Path) -> &Path {
-    match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    }
-}
-
 /// A name is on the disk when its directory is.
 fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(parent(path))?.sync_all()
+    File::open(temporary::directory(path))?.sync_all()
 }

@@ -26,7 +26,21 @@ pub enum KvFileError {
         /// The operating system's answer.
         source: io::Error,
     },
-    /// It is a file of another kind, a directory, a pipe.
+    /// It is a directory.
+    #[error("{} is a directory: give the name of a file", file.display())]
+    Directory {
+        /// The directory.
+        file: PathBuf,
+    },
+    /// It is a link that leads nowhere.
+    #[error("{} is a link to {}, which is not there: give another name", file.display(), target.display())]
+    Dangling {
+        /// The link.
+        file: PathBuf,
+        /// What it names.
+        target: PathBuf,
+    },
+    /// It is a file of another kind, a pipe.
     #[error("{} is no KV file; it stays as it is: give another name", file.display())]
     Foreign {
         /// The file.

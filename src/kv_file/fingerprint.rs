@@ -12,7 +12,7 @@ use crate::shards::{ShardError, Shards, data_sample};
 const ARITHMETIC: u32 = 1;
 
 /// Equal for caches that can stand for each other. Where a model lies, split over which directories and with which copies, is no part
-/// of it.
+/// of it, and neither is whether its prediction layer is used: drafts change no row of the other layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// Order of additions, rounding.
@@ -35,13 +35,11 @@ pub struct Fingerprint {
     pub(super) dsa: u8,
     /// 1 for activations rounded to int8.
     pub(super) activations: u8,
-    /// Whether the layer for multi-token prediction is used, which has rows too.
-    pub(super) mtp: u8,
 }
 
 impl Fingerprint {
     /// Bytes that one takes in a file.
-    pub const BYTES: usize = 43;
+    pub const BYTES: usize = 42;
 
     /// That of the model in `shards`, as it is computed with `options` and with experts rounded to `round_experts`. Reads up to 2 MiB of every shard.
     ///
@@ -64,7 +62,6 @@ impl Fingerprint {
             dense: packing(options.dense),
             experts: packing(round_experts),
             dsa: u8::from(options.dsa),
-            mtp: u8::from(config.prediction.is_some()),
             activations: match options.activations {
                 Activations::Exact => 0,
                 Activations::Int8 => 1,
@@ -80,7 +77,6 @@ impl Fingerprint {
             self.experts,
             self.dsa.into(),
             self.activations.into(),
-            self.mtp.into(),
         ];
         let settings = crc32fast::hash(&settings.map(u32::to_le_bytes).concat());
         let (config, headers, weights) = (self.config, self.headers, self.weights);
@@ -102,13 +98,29 @@ impl Fingerprint {
                 self.activations == file.activations,
                 "values of --activations",
             ),
-            (self.mtp == file.mtp, "uses of the prediction layer, --mtp,"),
             (
                 self.arithmetic == file.arithmetic,
                 "versions of the program's arithmetic",
             ),
         ];
         same.iter().find(|(same, _)| !same).map(|(_, what)| *what)
+    }
+
+    /// One of no model, for tests.
+    #[cfg(test)]
+    pub(super) fn made_up() -> Fingerprint {
+        Fingerprint {
+            arithmetic: 1,
+            config: 2,
+            tensors: 3,
+            bytes: 4,
+            headers: 5,
+            weights: 6,
+            dense: 0,
+            experts: 0,
+            dsa: 1,
+            activations: 0,
+        }
     }
 
     pub(super) fn to_bytes(self) -> [u8; Fingerprint::BYTES] {
@@ -127,7 +139,7 @@ impl Fingerprint {
         put(&self.weights.to_le_bytes());
         put(&self.dense.to_le_bytes());
         put(&self.experts.to_le_bytes());
-        put(&[self.dsa, self.activations, self.mtp]);
+        put(&[self.dsa, self.activations]);
         bytes
     }
 
@@ -145,7 +157,6 @@ impl Fingerprint {
             experts: u32_at(36),
             dsa: bytes[40],
             activations: bytes[41],
-            mtp: bytes[42],
         }
     }
 }
@@ -258,19 +269,7 @@ mod tests {
 
     #[test]
     fn bytes_and_names_tell_all_fields_apart() {
-        let one = Fingerprint {
-            arithmetic: 1,
-            config: 2,
-            tensors: 3,
-            bytes: 4,
-            headers: 5,
-            weights: 6,
-            dense: 8,
-            experts: 0,
-            dsa: 1,
-            activations: 0,
-            mtp: 0,
-        };
+        let one = Fingerprint::made_up();
         let bytes = one.to_bytes();
         assert_eq!(Fingerprint::from_bytes(&bytes), one);
         assert_eq!(one.difference(&one), None);
@@ -282,7 +281,7 @@ mod tests {
             assert_eq!(other.to_bytes(), changed);
             seen.insert(one.difference(&other).unwrap());
         }
-        assert_eq!(seen.len(), 11);
+        assert_eq!(seen.len(), 10);
         assert_eq!(one.name().len(), 32);
         assert_ne!(Fingerprint { dsa: 0, ..one }.name(), one.name());
     }

@@ -8,8 +8,9 @@ use super::fingerprint::Fingerprint;
 
 /// The first bytes of every KV file.
 pub const MAGIC: [u8; 8] = *b"colikvc\n";
-/// The version of the format that is written and read.
-pub const VERSION: u32 = 1;
+/// The version of the format that is written. Version 1 is read too: it had one shape for the whole file, and said in the head whether the
+/// prediction layer was used, which decides nothing.
+pub const VERSION: u32 = 2;
 /// Bytes of the head, and of a mark.
 pub const SECTOR: usize = 512;
 /// Where records begin.
@@ -20,7 +21,8 @@ const SUM: usize = SECTOR - 4;
 
 type Sector = [u8; SECTOR];
 
-fn seal(mut sector: Sector) -> Sector {
+/// The sector with its checksum.
+pub fn seal(mut sector: Sector) -> Sector {
     let sum = crc32fast::hash(&sector[..SUM]).to_le_bytes();
     sector[SUM..].copy_from_slice(&sum);
     sector
@@ -39,10 +41,9 @@ pub fn head(fingerprint: &Fingerprint) -> Sector {
     seal(head)
 }
 
-/// Whether a file that begins with `bytes` is a KV file, or was one before it was cut short.
+/// Whether a file that begins with `bytes` is a KV file, of whatever version and model, or was one before it was cut short.
 pub fn is_ours(bytes: &[u8]) -> bool {
-    let n = bytes.len().min(MAGIC.len());
-    bytes[..n] == MAGIC[..n]
+    bytes.starts_with(&MAGIC)
 }
 
 /// Checks a head, or what there is of one: its kind, its version, its sum, and what it is of, in this order.

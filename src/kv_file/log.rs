@@ -36,7 +36,7 @@ pub struct State {
     pub mark: Mark,
     /// All tokens of the conversation.
     pub ids: Vec<u32>,
-    /// What is kept of a token; `None` before the first turn.
+    /// What is kept of a token, layers that predict last; `None` before the first turn.
     pub shape: Option<KvShape>,
     /// What the one who appends wants to have with the text.
     pub note: Vec<u8>,
@@ -145,13 +145,14 @@ impl State {
                 ahead,
             })
         };
-        let shape: Vec<LayerWidths> = layers.iter().map(layer).collect::<Option<_>>()?;
-        if shape.is_empty() || self.shape.is_some() {
+        let shape = KvShape(layers.iter().map(layer).collect::<Option<_>>()?);
+        let grows = |known: &KvShape| shape.0.len() > known.0.len() && shape.agrees_with(known);
+        if shape.0.is_empty() || !self.shape.as_ref().is_none_or(grows) {
             return None;
         }
-        let shape = KvShape(shape);
         self.lists = shape.lists().collect();
-        self.stored = vec![0; self.lists.len()];
+        // Lists that are there keep their rows and their numbers.
+        self.stored.resize(self.lists.len(), 0);
         self.shape = Some(shape);
         Some(())
     }

@@ -10,7 +10,7 @@ pub const MAX_PAYLOAD: usize = 1 << 20;
 /// What a record holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The widths of the rows of every layer; once, before the first turn.
+    /// The widths of the rows of every layer; before the first turn, and before a later one that has a layer more, which predicts.
     Shape = 1,
     /// A turn begins: its number, how many tokens of before it keeps.
     Turn = 2,

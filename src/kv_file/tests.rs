@@ -12,19 +12,7 @@ use super::*;
 use crate::model::{KvShape, LayerWidths};
 
 fn fingerprint() -> Fingerprint {
-    Fingerprint {
-        arithmetic: 1,
-        config: 2,
-        tensors: 3,
-        bytes: 4,
-        headers: 5,
-        weights: 6,
-        dense: 0,
-        experts: 0,
-        dsa: 1,
-        activations: 0,
-        mtp: 0,
-    }
+    Fingerprint::made_up()
 }
 
 fn shape() -> KvShape {
@@ -258,12 +246,90 @@ fn what_is_truncated_is_refused() {
     let (dir, states) = three_turns();
     let whole = &states[3];
     for len in (0..whole.len()).filter(|len| len % 3 == 0 || whole.len() - len < 20) {
-        let error = dir.with(&whole[..len]).unwrap_err();
-        assert!(
-            matches!(error, KvFileError::Damaged { .. }),
-            "{len}: {error}"
-        );
-        assert!(error.to_string().contains("--kv-reset"), "{error}");
+        match (len, dir.with(&whole[..len])) {
+            (0, Ok(empty)) => assert_has(&empty, &[], 0),
+            (1..8, Err(KvFileError::Foreign { .. })) => {}
+            (8.., Err(error @ KvFileError::Damaged { .. })) => {
+                assert!(error.to_string().contains("--kv-reset"), "{error}");
+            }
+            (_, other) => panic!("{len}: {other:?}"),
+        }
+    }
+}
+
+/// An empty file is as none; it stays as it is until there is a turn.
+#[test]
+fn an_empty_file_is_begun() {
+    for start in [KvFile::open, KvFile::reset] {
+        let dir = Dir::new();
+        fs::write(dir.path(), "").unwrap();
+        let mut file = start(&dir.path(), fingerprint()).unwrap();
+        assert_has(&file, &[], 0);
+        assert!(dir.bytes().is_empty());
+        let error = dir.open().unwrap_err();
+        assert!(matches!(error, KvFileError::InUse { .. }), "{error}");
+        save(&mut file, &[4, 2], 2);
+        drop(file);
+        assert_has(&dir.open().unwrap(), &[4, 2], 2);
+        let mode = fs::metadata(dir.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}
+
+/// Turns with and without the layer that predicts: its rows are there as far as it has seen the text from the beginning.
+#[test]
+fn a_layer_that_predicts_comes_and_goes() {
+    let main = KvShape(shape().0[..2].to_vec());
+    let without = |ids: &[u32], rows| {
+        let mut cache = cache(ids, rows);
+        cache.fit(&main);
+        cache
+    };
+    let dir = Dir::new();
+    let turn = |ids: &[u32], cache: KvCache| {
+        let mut file = dir.open().unwrap();
+        file.append(ids, &cache, &note(ids)).unwrap();
+        drop(file);
+        let file = dir.open().unwrap();
+        let read = file.read(file.rows()).unwrap().unwrap();
+        let rows = |layer: usize| read.layers.get(layer).map(|layer| layer.kv.len());
+        assert_eq!(rows(0), Some(file.rows()));
+        (file.rows(), rows(2))
+    };
+    let ids = [1, 2, 3, 4, 5, 6, 7, 8];
+    assert_eq!(turn(&ids[..3], without(&ids[..3], 2)), (2, None));
+    // Of the first 4 tokens alone, nobody knows what the last row depends on.
+    assert_eq!(turn(&ids[..5], cache(&ids[..5], 4)), (4, Some(3)));
+    assert_has(&dir.open().unwrap(), &ids[..5], 4);
+    assert_eq!(turn(&ids[..7], without(&ids[..7], 6)), (6, Some(4)));
+    // It has begun late.
+    let mut late = cache(&ids, 8);
+    late.layers[2].begin_at(6);
+    late.layers[2].kv.push(&[0.5; 7]);
+    assert_eq!(turn(&ids, late), (8, Some(4)));
+    assert_has(&dir.open().unwrap(), &ids, 8);
+    // Another end.
+    let other = [1, 2, 3, 9, 9];
+    assert_eq!(turn(&other, without(&other, 5)), (5, Some(2)));
+    assert_eq!(turn(&other, cache(&other, 5)), (5, Some(4)));
+    assert_has(&dir.open().unwrap(), &other, 5);
+}
+
+/// They say whether the prediction layer was used, which decides nothing.
+#[test]
+fn files_of_version_1_go_on() {
+    for used in [0, 1] {
+        let (dir, states) = three_turns();
+        let mut old = states[3].clone();
+        let head = old.first_chunk_mut::<SECTOR>().unwrap();
+        head[8] = 1;
+        head[12 + Fingerprint::BYTES] = used;
+        *head = head::seal(*head);
+        let mut file = dir.with(&old).unwrap();
+        assert_has(&file, TURNS[2].0, TURNS[2].1);
+        save(&mut file, &[1, 2], 2);
+        drop(file);
+        assert_has(&dir.open().unwrap(), &[1, 2], 2);
     }
 }
 
@@ -330,13 +396,13 @@ fn other_models_versions_and_files_are_refused_by_name() {
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     }
     let mut newer = whole.clone();
-    newer[8] = 2;
+    newer[8] = 3;
     let error = dir.with(&newer).unwrap_err().to_string();
     assert!(
-        error.contains("version 2") && error.contains("--kv-reset"),
+        error.contains("version 3") && error.contains("--kv-reset"),
         "{error}"
     );
-    for foreign in [&b"notes of mine"[..], &[0; 5000]] {
+    for foreign in [&b"notes of mine"[..], &[0; 5000], b"col", b"n"] {
         let error = dir.with(foreign).unwrap_err();
         assert!(matches!(error, KvFileError::Foreign { .. }), "{error}");
         let error = KvFile::reset(&dir.path(), fingerprint()).unwrap_err();
@@ -344,14 +410,14 @@ fn other_models_versions_and_files_are_refused_by_name() {
         assert_eq!(dir.bytes(), foreign);
     }
     let error = KvFile::open(dir.0.path(), fingerprint()).unwrap_err();
-    assert!(matches!(error, KvFileError::Foreign { .. }), "{error}");
+    assert!(matches!(error, KvFileError::Directory { .. }), "{error}");
 }
 
 #[test]
 fn a_cache_of_another_shape_is_refused() {
     let (dir, states) = three_turns();
     let mut file = dir.open().unwrap();
-    let other = KvShape(shape().0[..2].to_vec());
+    let other = KvShape(shape().0[..1].to_vec());
     let error = file.append(&[1], &KvCache::new(&other), b"").unwrap_err();
     assert!(matches!(error, KvFileError::Shape { .. }), "{error}");
     assert!(dir.bytes() == states[3]);
@@ -453,7 +519,8 @@ fn a_link_to_nowhere_is_an_error() {
     let dir = Dir::new();
     std::os::unix::fs::symlink("nowhere/at/all", dir.path()).unwrap();
     let error = dir.open().unwrap_err();
-    assert!(matches!(error, KvFileError::Io { .. }), "{error}");
+    assert!(matches!(error, KvFileError::Dangling { .. }), "{error}");
+    assert!(error.to_string().contains("nowhere/at/all"), "{error}");
 }
 
 proptest! {

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use super::log::{ROWS_HEAD, State};
 use super::record::{Head, Kind, MAX_PAYLOAD};
-use crate::model::{KvCache, Rows};
+use crate::model::{KvCache, LayerWidths, Rows};
 
 /// Bytes that are written at once, about.
 const BLOCK: usize = 1 << 20;
@@ -69,7 +69,8 @@ impl Records<'_> {
 }
 
 /// Writes the records of a turn behind those that `state` counts: with it, the conversation is `history`, and `cache` has the rows
-/// of its beginning; rows beyond it are not saved. Returns the state with the turn, which does not count yet.
+/// of its beginning; rows beyond it are not saved. Layers that predict may be there already, come now, or be missing now: what there is of
+/// them stays. Returns the state with the turn, which does not count yet.
 pub fn turn(
     file: &File,
     state: &State,
@@ -83,12 +84,13 @@ pub fn turn(
         at: state.mark.end,
         state: state.clone(),
     };
-    if state.shape.is_none() {
-        let widths = |layer: &crate::model::LayerWidths| {
+    let shape = cache.shape();
+    if (state.shape.as_ref()).is_none_or(|known| known.0.len() < shape.0.len()) {
+        let widths = |layer: &LayerWidths| {
             [layer.kv, layer.index_key.unwrap_or(0), layer.ahead].map(|n| n as u32)
         };
-        let widths = cache.shape().0.iter().flat_map(widths).collect::<Vec<_>>();
-        let payload: Vec<u8> = widths.iter().flat_map(|n| n.to_le_bytes()).collect();
+        let widths = shape.0.iter().flat_map(widths);
+        let payload: Vec<u8> = widths.flat_map(u32::to_le_bytes).collect();
         records.push(Kind::Shape, &payload)?;
     }
     let number = state.mark.turns + 1;
@@ -100,9 +102,9 @@ pub fn turn(
         let payload: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         records.push(Kind::Ids, &payload)?;
     }
-    for (list, rows) in cache.rows().enumerate() {
+    for (list, (rows, known)) in cache.rows().zip(cache.known()).enumerate() {
         let first = records.state.stored()[list];
-        records.push_rows(list, rows, first, rows.len().min(history.len()))?;
+        records.push_rows(list, rows, first, known.min(history.len()))?;
     }
     for note in note.chunks(MAX_PAYLOAD) {
         records.push(Kind::Note, note)?;

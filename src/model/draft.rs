@@ -4,11 +4,17 @@
 //! context, and more while nobody asks for drafts: the hidden states that it has not seen are kept until then. Rows that were
 //! computed from drafts are forgotten when the drafts are made, whether they come true or not, and computed anew from the true hidden
 //! states. So its cache depends on the tokens of the context alone, never on what was drafted.
+//!
+//! Where hidden states of many tokens are not known, as in a context that was restored without the rows of the layer, it begins anew at
+//! the end: it attends to what follows only, and its first drafts come true less often.
+//!
+//! The layer is there for speed alone. When one of its experts cannot be read, there are no more drafts, and the text goes on.
 
 use crate::model::clock::Phase;
 use crate::model::error::ModelError;
 use crate::model::forward::{Session, norm_rows};
 use crate::model::indexer::Selection;
+use crate::model::kv::LayerCache;
 use crate::model::mtp::{MAX_UNSEEN, Mtp};
 use crate::model::ops;
 use crate::model::scratch::sized;
@@ -58,14 +64,31 @@ impl Session<'_> {
             return Ok(Vec::new());
         }
         self.prepare_drafting(None)?;
-        let last = self.catch_up(Some(id))?;
-        let drafts = self.chain(n, last);
+        let caught_up = self.catch_up(Some(id));
+        let drafts = caught_up.and_then(|last| self.chain(n, last));
         let (len, layer) = (self.len(), self.model.layers.len());
         self.cache.layers[layer].truncate(len);
         if let Some(drafting) = &mut self.drafting {
             drafting.selection.choose_anew();
         }
-        drafts
+        self.or_do_without(drafts)
+    }
+
+    /// What the prediction layer has come to. A failure other than a stop is the end of the drafts, and no other one.
+    fn or_do_without<T: Default>(
+        &mut self,
+        result: Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        match result {
+            Err(ModelError::Stopped) => Err(ModelError::Stopped),
+            Err(error) => {
+                tracing::warn!("no more drafts: {error}");
+                self.drafting = None;
+                self.cache.layers[self.model.layers.len()].truncate(0);
+                Ok(T::default())
+            }
+            done => done,
+        }
     }
 
     /// Drafts up to `n` tokens after `id`, and appends `id` and the drafts to the context in one pass; returns the drafts.
@@ -84,22 +107,29 @@ impl Session<'_> {
     }
 
     /// Takes the prediction layer to the end of the context, so that its cache lacks one row only. For who keeps the cache: hidden states
-    /// are not a part of it.
+    /// are not a part of it. Rows of a layer that has begun late are not kept.
     ///
     /// # Errors
-    /// An expert that cannot be read, or a stop. The context stays as it is.
+    /// A stop. The context stays as it is.
     pub fn settle_drafts(&mut self) -> Result<(), ModelError> {
-        if self.drafting.is_some() && self.seen() + 1 < self.len() {
+        if self.drafting.is_some() && self.began() == 0 && self.seen() + 1 < self.len() {
             self.prepare_drafting(None)?;
-            self.catch_up(None)?;
+            let caught_up = self.catch_up(None).map(drop);
+            self.or_do_without(caught_up)?;
         }
         Ok(())
     }
 
-    /// Rows of the prediction layer's cache.
+    /// Position after the last row of the prediction layer's cache.
     fn seen(&self) -> usize {
         let cache = self.cache.layers.get(self.model.layers.len());
-        cache.map_or(0, |cache| cache.kv.len())
+        cache.map_or(0, LayerCache::end)
+    }
+
+    /// Position of the first row of the prediction layer's cache.
+    fn began(&self) -> usize {
+        let cache = self.cache.layers.get(self.model.layers.len());
+        cache.map_or(0, |cache| cache.first)
     }
 
     /// Keeps the hidden states of the last `n` tokens, whose residual is in `x`.
@@ -148,19 +178,20 @@ impl Session<'_> {
         if drafting.hidden.len() != unseen * self.model.config.hidden_size {
             // One token costs what decoding it does; many would be another prompt.
             if unseen > 1 {
-                tracing::debug!(unseen, "the prediction layer knows too little: no drafts");
-                self.drafting = None;
-                return Ok(());
+                tracing::debug!(unseen, "the prediction layer begins anew");
+                let first = if next.is_some() { len } else { len - 1 };
+                self.cache.layers[layer].begin_at(first);
             }
             self.recover_hidden()?;
         }
-        if unseen > MAX_UNSEEN {
-            self.catch_up(None)?;
+        if self.len() - self.seen() > MAX_UNSEEN {
+            let caught_up = self.catch_up(None).map(drop);
+            self.or_do_without(caught_up)?;
         }
         Ok(())
     }
 
-    /// Computes the tokens anew that the prediction layer has not seen: their hidden states are not known any more.
+    /// Computes the tokens anew that the prediction layer has not seen, if any: their hidden states are not known any more.
     fn recover_hidden(&mut self) -> Result<(), ModelError> {
         let seen = self.seen();
         let unseen = self.ids.split_off(seen);
@@ -254,14 +285,16 @@ impl Session<'_> {
         for position in position..position + n {
             model.rope.angles(position, &mut self.angles);
         }
-        drafting.selection.prepare(n, position + n - 1);
+        // Rows are counted from the first one that there is; angles are those of the text.
+        let row = position - self.cache.layers[model.layers.len()].first;
+        drafting.selection.prepare(n, row + n - 1);
         self.clock.lap(Phase::Draft);
-        self.layer(model.layers.len(), n, position)
+        self.layer(model.layers.len(), n, row)
     }
 
     /// Up to `n` drafts, of which the first is read off row `last` of `x` and each other is made of the one before it.
     fn chain(&mut self, n: usize, last: usize) -> Result<Vec<u32>, ModelError> {
-        let len = self.len();
+        let (len, began) = (self.len(), self.began());
         let mut drafts = vec![];
         // What follows would be no token.
         while let Some(draft) = self.read_draft(if drafts.is_empty() { last } else { 0 }) {
@@ -270,7 +303,7 @@ impl Session<'_> {
                 break;
             };
             if drafts.len() == 1 && self.model.shares_choice() {
-                drafting.selection.keep(last, len - 1);
+                drafting.selection.keep(last, len - 1 - began);
             }
             let output = std::mem::take(&mut drafting.output);
             let result = self.predict(len - 1 + drafts.len(), &[draft], &output);

@@ -13,7 +13,7 @@ use crate::model::clock::{Clock, Phase};
 use crate::model::draft::Drafting;
 use crate::model::error::ModelError;
 use crate::model::indexer::Selection;
-use crate::model::kv::{KvCache, LayerCache, Rows};
+use crate::model::kv::{KvCache, KvShape, LayerWidths};
 use crate::model::laps::Laps;
 use crate::model::load::{Block, Model, Sparsity};
 use crate::model::mlp::MlpScratch;
@@ -116,13 +116,9 @@ impl<'m> Session<'m> {
         let rounding = options.round_experts.map(Rounding::new);
         let mtp = model.mtp.as_ref();
         let all = model.layers.iter().chain(mtp.map(|mtp| &mtp.layer));
-        let layers = all.map(|layer| LayerCache {
-            kv: Rows::new(config.kv_width()),
-            index_keys: layer
-                .attention
-                .indexer
-                .as_ref()
-                .map(|_| Rows::new(config.index_head_dim)),
+        let layers = all.map(|layer| LayerWidths {
+            kv: config.kv_width(),
+            index_key: (layer.attention.indexer.as_ref()).map(|_| config.index_head_dim),
             // The rows of the prediction layer depend on the token after their own.
             ahead: usize::from(mtp.is_some_and(|mtp| std::ptr::eq(layer, &mtp.layer))),
         });
@@ -133,9 +129,7 @@ impl<'m> Session<'m> {
             options,
             sizes,
             ids: Vec::new(),
-            cache: KvCache {
-                layers: layers.collect(),
-            },
+            cache: KvCache::new(&KvShape(layers.collect())),
             clock: Clock::new(),
             tokens: 0,
             warned_dense: false,

@@ -91,6 +91,8 @@ pub struct LayerCache {
     pub index_keys: Option<Rows>,
     /// How many tokens after its own a row depends on. A list has as many rows less than there are tokens, or still fewer.
     pub ahead: usize,
+    /// Position of the first row: 0, but for a layer that predicts and has not seen how the text begins.
+    pub first: usize,
 }
 
 /// Values that one layer keeps of a token.
@@ -128,28 +130,52 @@ impl KvShape {
             })
             .flatten()
     }
+
+    /// Whether they are the same but for layers that predict, which only one of them may have.
+    pub fn agrees_with(&self, other: &KvShape) -> bool {
+        let common = self.0.len().min(other.0.len());
+        let mut more = self.0[common..].iter().chain(&other.0[common..]);
+        self.0[..common] == other.0[..common] && more.all(|layer| layer.ahead > 0)
+    }
 }
 
 impl LayerCache {
+    /// A cache without rows.
+    pub fn new(widths: &LayerWidths) -> LayerCache {
+        LayerCache {
+            kv: Rows::new(widths.kv),
+            index_keys: widths.index_key.map(Rows::new),
+            ahead: widths.ahead,
+            first: 0,
+        }
+    }
+
+    /// Position after the last row.
+    pub fn end(&self) -> usize {
+        self.first + self.kv.len()
+    }
+
     /// Forgets all tokens from `len` on.
     pub fn truncate(&mut self, len: usize) {
-        self.kv.truncate(len);
+        self.first = self.first.min(len);
+        self.kv.truncate(len - self.first);
         if let Some(keys) = &mut self.index_keys {
-            keys.truncate(len);
+            keys.truncate(len - self.first);
         }
+    }
+
+    /// Forgets all tokens. The next row is that of position `first`.
+    pub fn begin_at(&mut self, first: usize) {
+        self.truncate(0);
+        self.first = first;
     }
 }
 
 impl KvCache {
     /// A cache without rows.
     pub fn new(shape: &KvShape) -> KvCache {
-        let layer = |widths: &LayerWidths| LayerCache {
-            kv: Rows::new(widths.kv),
-            index_keys: widths.index_key.map(Rows::new),
-            ahead: widths.ahead,
-        };
         KvCache {
-            layers: shape.0.iter().map(layer).collect(),
+            layers: shape.0.iter().map(LayerCache::new).collect(),
         }
     }
 
@@ -170,11 +196,29 @@ impl KvCache {
             .flatten()
     }
 
+    /// How many rows of each of these lists a text can go on with that has the same beginning: none where the first ones are missing.
+    pub fn known(&self) -> impl Iterator<Item = usize> {
+        (self.layers.iter())
+            .flat_map(|layer| {
+                let known = |rows: &Rows| if layer.first == 0 { rows.len() } else { 0 };
+                [Some(&layer.kv), layer.index_keys.as_ref()].map(|rows| rows.map(known))
+            })
+            .flatten()
+    }
+
     /// The lists of [`KvCache::rows`], to be filled.
     pub fn rows_mut(&mut self) -> impl Iterator<Item = &mut Rows> {
         (self.layers.iter_mut())
             .flat_map(|layer| [Some(&mut layer.kv), layer.index_keys.as_mut()])
             .flatten()
+    }
+
+    /// Gives it the layers of `shape`, with which it agrees: those that it lacks have no rows.
+    pub fn fit(&mut self, shape: &KvShape) {
+        let known = self.layers.len();
+        self.layers.truncate(shape.0.len());
+        let new = shape.0.iter().skip(known).map(LayerCache::new);
+        self.layers.extend(new);
     }
 
     /// Forgets all tokens from `len` on, in every layer.

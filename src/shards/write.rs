@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 use super::error::Shown;
 use super::part::open_part;
 use super::{Dtype, MAX_HEADER, Metadata};
+use crate::temporary::directory;
 
 /// The data section starts at a multiple of this, so that direct reads of the first tensor need no wider range.
 const DATA_ALIGN: u64 = 4096;
@@ -324,13 +325,6 @@ fn part_of(path: &Path) -> PathBuf {
     name.push(path.file_name().unwrap_or_default());
     name.push(".part");
     path.with_file_name(name)
-}
-
-fn directory(path: &Path) -> &Path {
-    match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    }
 }
 
 /// A rename is durable once its directory is.

@@ -37,24 +37,45 @@ fn endless_decode(model: &Broken, prompt: &str) -> Command {
 }
 
 pub fn interrupt(child: &Child) {
-    // SAFETY: a system call on integers; the child has not been waited for, so its id is its own.
-    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
+    send(child, libc::SIGINT);
 }
 
-/// Waits until the child handles SIGINT itself, which it does from when it has loaded the model. It prepares for SIGTERM
-/// last, so that then all is prepared.
+fn send(child: &Child, signal: i32) {
+    // SAFETY: a system call on integers; the child has not been waited for, so its id is its own.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+}
+
+/// Waits until the child handles signals so that it can be stopped, which it does from when it has loaded the model.
 pub fn wait_until_it_catches_signals(child: &mut Child) {
-    let path = format!("/proc/{}/status", child.id());
+    wait_until(child, |child| catches_signals(child) && !is_loading(child));
+}
+
+/// Waits for something that the child does.
+pub fn wait_until(child: &mut Child, reached: impl Fn(&Child) -> bool) {
     while child.try_wait().unwrap().is_none() {
-        let status = fs::read_to_string(&path).unwrap();
-        let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
-        let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
-        if caught & 1 << (libc::SIGTERM - 1) != 0 {
+        if reached(child) {
             return;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
     panic!("it ended before it was interrupted");
+}
+
+/// Whether the child handles SIGINT itself. It prepares for SIGTERM last, so that then all is prepared.
+fn catches_signals(child: &Child) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
+    let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+    caught & 1 << (libc::SIGTERM - 1) != 0
+}
+
+/// Whether the thread is there that handles signals during the load. It is what has the child catch them.
+fn is_loading(child: &Child) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{}/task", child.id())) else {
+        return false;
+    };
+    let mut names = threads.flatten().map(|thread| thread.path().join("comm"));
+    names.any(|name| fs::read_to_string(name).is_ok_and(|name| name.trim() == "loading"))
 }
 
 /// Exit code and what was written; kills what does not end.
@@ -137,6 +158,26 @@ fn ctrl_c_keeps_the_json() {
     }
 }
 
+/// It waits for its prompt, and has not begun to load.
+#[test]
+fn ctrl_c_before_the_model_is_loaded() {
+    let model = endless();
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let mut child = model
+            .run("decode", &["-n", "3"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_until(&mut child, catches_signals);
+        send(&child, signal);
+        let (code, stdout, stderr) = end(child);
+        assert_eq!((code, stdout.as_str()), (Some(130), ""));
+        assert_eq!(stderr, "interrupted: the model was not loaded yet\n");
+    }
+}
+
 #[test]
 fn a_reader_that_has_seen_enough_ends_it_quietly() {
     let model = endless();
@@ -176,7 +217,8 @@ fn nobody_reads_from_the_start() {
     }
 }
 
-fn full() -> Stdio {
+/// A full disk.
+pub fn full() -> Stdio {
     Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap())
 }
 
@@ -187,7 +229,10 @@ fn a_full_disk_is_an_error() {
         let child = command.stdout(full()).stderr(Stdio::piped()).spawn();
         let (code, _, stderr) = end(child.unwrap());
         assert_eq!(code, Some(1));
-        assert!(stderr.starts_with("error: ") && stderr.lines().count() == 1);
+        assert_eq!(
+            stderr,
+            "error: cannot write to the standard output: No space left on device (os error 28)\n"
+        );
     }
 }
 

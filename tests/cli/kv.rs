@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::broken::Broken;
 use crate::child::{error_of, finish, json_of, list, on_model, stderr};
 use crate::common::Saved;
 use crate::ends;
@@ -215,15 +216,68 @@ fn ctrl_c_keeps_what_is_complete() {
     let (code, ..) = ends::end(child);
     reader.join().unwrap();
     assert_eq!(code, Some(130));
-    let go_on = json_of(&finish(decode(&["--kv-append", "-n", "8", "--json"])));
+    assert!(kept_of_endless(&model, &talk) > 8);
+}
+
+/// Goes on with what is kept of the text after 3,4,5, as one run would have, and says how many tokens were kept.
+fn kept_of_endless(model: &Broken, talk: &Talk) -> usize {
+    let path = talk.path();
+    let kv = ["--kv", path.to_str().unwrap(), "--kv-append"];
+    let go_on = model.run("decode", &[&kv[..], &["-n", "8", "--json"]].concat());
+    let go_on = json_of(&finish(go_on));
     let text = ids(&go_on["prompt_ids"]);
-    assert!(text.len() > 8);
     assert_eq!(counts(&go_on), (text.len() as u64 - 1, 1));
     let n = (text.len() - 3 + 8).to_string();
     let whole = model.run("decode", &["--prompt-ids", "3,4,5", "-n", &n, "--json"]);
     let whole = ids(&json_of(&finish(whole))["token_ids"]);
     assert_eq!(whole[..whole.len() - 8], text[3..]);
     assert_eq!(whole[whole.len() - 8..], ids(&go_on["token_ids"]));
+    text.len()
+}
+
+/// Like `| head -c 10`: it ends quietly, and what was generated is kept.
+#[test]
+fn a_reader_that_has_seen_enough() {
+    let model = ends::endless();
+    let talk = Talk::new();
+    let path = talk.path();
+    let args = ["--prompt-ids", "3,4,5", "-n", "100000", "--kv"];
+    let mut child = model
+        .run("decode", &[&args[..], &[path.to_str().unwrap()]].concat())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_exact(&mut [0; 10])
+        .unwrap();
+    let (code, _, said) = ends::end(child);
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    assert!(kept_of_endless(&model, &talk) > 5);
+}
+
+/// The error is about the standard output, and what was generated is kept.
+#[test]
+fn an_output_that_is_full() {
+    let model = ends::endless();
+    for (n, args) in [("100000", &[][..]), ("0", &[]), ("20", &["--json"])] {
+        let talk = Talk::new();
+        let path = talk.path();
+        let given = ["--prompt-ids", "3,4,5", "-n", n, "--kv"];
+        let args = [&given[..], &[path.to_str().unwrap()], args].concat();
+        let mut command = model.run("decode", &args);
+        let child = command.stdout(ends::full()).stderr(Stdio::piped()).spawn();
+        let (code, _, said) = ends::end(child.unwrap());
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains("standard output: No space left"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        let kept = kept_of_endless(&model, &talk);
+        let expected = [("100000", 4), ("0", 3), ("20", 23)];
+        assert!(expected.contains(&(n, kept)), "{n} {kept}");
+    }
 }
 
 /// Of a prompt that is interrupted, slices that are complete stay if the prompt is a whole text.
@@ -291,27 +345,34 @@ fn killed_at_any_moment_it_goes_on_from_a_whole_turn() {
     }
 }
 
-/// Drafts change no token, and their layer's rows are kept with the others.
+/// Drafts change no token, and with or without them a text goes on in the same file.
 #[test]
-fn drafts_go_on_too() {
+fn drafts_come_and_go() {
     let model = Saved::named("mtp-agrees");
     let prompt = list(&model.ids("/prompt_ids"));
-    let whole = [
-        "--prompt-ids",
-        &prompt,
-        "-n",
-        "12",
-        "--mtp",
-        "off",
-        "--json",
-    ];
+    let given = ["--prompt-ids", &prompt, "-n"];
+    let whole = [&given[..], &["40", "--mtp", "off", "--json"]].concat();
     let whole = ids(&json_of(&finish(on_model("decode", &model.dirs, &whole)))["token_ids"]);
-    let talk = Talk::new();
-    let first = ["--prompt-ids", &prompt, "-n", "5", "--mtp", "2"];
-    let mut found = ids(&talk.report(&model, &first)["token_ids"]);
-    let second = talk.report(&model, &["--kv-append", "-n", "7", "--mtp", "2"]);
-    found.extend(ids(&second["token_ids"]));
-    assert_eq!(found[..], whole[..found.len()]);
-    assert!(second["stats"]["mtp"]["drafted"].as_u64().unwrap() > 0);
-    assert!(second["stats"]["reused_tokens"].as_u64().unwrap() > 0);
+    for modes in [
+        ["2", "2", "2", "2"],
+        ["auto", "off", "3", "off"],
+        ["off", "auto", "off", "1"],
+        ["off", "off", "1", "auto"],
+    ] {
+        let talk = Talk::new();
+        let mut found = Vec::new();
+        for (turn, mode) in modes.into_iter().enumerate() {
+            let go_on = match turn {
+                0 => [&given[..], &["5"]].concat(),
+                _ => vec!["--kv-append", "-n", "7"],
+            };
+            let report = talk.report(&model, &[&go_on[..], &["--mtp", mode]].concat());
+            found.extend(ids(&report["token_ids"]));
+            let drafted = report["stats"]["mtp"]["drafted"].as_u64().unwrap();
+            assert_eq!(drafted > 0, mode.parse::<u64>().is_ok(), "{modes:?} {turn}");
+            let reused = report["stats"]["reused_tokens"].as_u64().unwrap();
+            assert_eq!(reused > 0, turn > 0);
+        }
+        assert_eq!(found[..], whole[..found.len()], "{modes:?}");
+    }
 }

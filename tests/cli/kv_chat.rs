@@ -1,10 +1,12 @@
 //! `chat --kv`: a conversation that goes on in another process is the conversation of one process.
 
-use std::process::{Command, Output};
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use crate::child::{error_of, finish, on_model, stderr};
 use crate::common::Saved;
+use crate::ends;
 use crate::kv::Talk;
 use crate::pty::Terminal;
 
@@ -82,6 +84,28 @@ fn a_reset_forgets_what_is_kept() {
     assert!(talk.bytes() == before);
     let reset = fed(chat(&talk, &["--kv-reset"]), MESSAGES[0]);
     assert_eq!((text(&reset), read(&reset)), (text(&first), read(&first)));
+}
+
+/// What was said is kept also when it could not be printed.
+#[test]
+fn an_answer_that_cannot_be_printed_is_kept() {
+    let talk = Talk::new();
+    let mut command = chat(&talk, &[]);
+    let child = command
+        .stdin(Stdio::piped())
+        .stdout(ends::full())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = child.unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(MESSAGES[0].as_bytes()).unwrap();
+    drop(input);
+    let (code, _, said) = ends::end(child);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("standard output: No space left"), "{said}");
+    let next = fed(chat(&talk, &[]), "");
+    let said = stderr(&next);
+    assert!(said.contains("a conversation of 2 messages"), "{said}");
 }
 
 #[test]

@@ -1,17 +1,18 @@
 //! KV files that cannot be used, and disks that are full: one line that says what to do, and nothing is lost.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::process::Stdio;
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::{Output, Stdio};
 
 use serde_json::json;
 
 use crate::broken::{Broken, mkfifo};
-use crate::child::{error_of, finish, json_of, stderr};
+use crate::child::{error_of, finish, json_of, on_model, stderr};
 use crate::common::Saved;
 use crate::ends;
 use crate::kv::Talk;
-use crate::sandbox::limit_file_size;
+use crate::sandbox::{limit_file_size, obey_permissions};
 
 const PROMPT: [&str; 4] = ["--prompt-ids", "1,2,3,4", "-n", "3"];
 
@@ -101,8 +102,9 @@ fn damage_and_what_is_no_kv_file() {
     }
     damaged.push((whole[..whole.len() - 1].to_vec(), "truncated", true));
     damaged.push((whole[..100].to_vec(), "truncated", true));
-    damaged.push((Vec::new(), "truncated", true));
-    damaged.push((b"a shopping list".to_vec(), "no KV file", false));
+    for foreign in [&b"a shopping list"[..], b"co", b"colikvc", b"x"] {
+        damaged.push((foreign.to_vec(), "no KV file", false));
+    }
     for (bytes, named, ours) in damaged {
         fs::write(talk.path(), &bytes).unwrap();
         let line = refused(&talk, &model(), &PROMPT);
@@ -119,10 +121,40 @@ fn damage_and_what_is_no_kv_file() {
         }
     }
     let path = talk.path();
+    let refused = |named| {
+        for reset in [&[][..], &["--kv-reset"]] {
+            let line = error_of(&finish(
+                talk.decode(&model(), &[&PROMPT[..], reset].concat()),
+            ));
+            assert!(line.contains("talk.kv") && line.contains(named), "{line}");
+        }
+    };
     fs::remove_file(&path).unwrap();
     mkfifo(&path);
-    let line = error_of(&finish(talk.decode(&model(), &PROMPT)));
-    assert!(line.contains("no KV file"), "{line}");
+    refused("no KV file");
+    fs::remove_file(&path).unwrap();
+    symlink("elsewhere/that.kv", &path).unwrap();
+    refused("is a link to elsewhere/that.kv, which is not there");
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    refused("is a directory");
+    fs::remove_dir(&path).unwrap();
+    assert_eq!(fs::read_dir(talk.dir()).unwrap().count(), 0);
+}
+
+/// Somebody has made it with `touch` or `mktemp`.
+#[test]
+fn an_empty_file_is_as_none() {
+    for args in [&PROMPT[..], &[&PROMPT[..], &["--kv-reset"]].concat()] {
+        let talk = Talk::new();
+        fs::write(talk.path(), "").unwrap();
+        let first = talk.report(&model(), args);
+        assert_eq!(first["stats"]["reused_tokens"], 0);
+        assert_eq!(first["stats"]["kv"]["file_bytes"], talk.bytes().len());
+        let again = talk.report(&model(), &PROMPT);
+        assert_eq!(again["stats"]["reused_tokens"], 3);
+        assert_eq!(fs::read_dir(talk.dir()).unwrap().count(), 1);
+    }
 }
 
 #[test]
@@ -151,9 +183,47 @@ fn only_the_owner_may_read_it() {
     let nowhere = Talk::new();
     fs::remove_dir(nowhere.dir()).unwrap();
     let line = error_of(&finish(nowhere.decode(&model(), &PROMPT)));
+    let parts = ["cannot create", "talk.kv", "No such file or directory"];
+    assert!(parts.iter().all(|part| line.contains(part)), "{line}");
+    assert!(!line.contains(".kv-"), "{line}");
+}
+
+/// A new file is made beside the old one, in a directory that nobody may write. The error names the file that the user has named.
+#[test]
+fn a_directory_that_is_not_to_be_written() {
+    let talk = begun();
+    let before = talk.bytes();
+    let mode = |mode| fs::set_permissions(talk.dir(), fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o555);
+    let path = talk.path();
+    let kv = ["--kv", path.to_str().unwrap(), "--kv-reset"];
+    let mut command = on_model("decode", &model().dirs, &[&PROMPT[..], &kv].concat());
+    obey_permissions(&mut command);
+    let output = finish(command);
+    mode(0o755);
+    not_saved(&output, "permission denied");
+    assert!(talk.bytes() == before);
+}
+
+/// The text is printed, the summary claims nothing, and the error says what was not saved and why.
+#[track_caller]
+fn not_saved(output: &Output, why: &str) {
+    let said = stderr(output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let [summary, error] = said.lines().collect::<Vec<_>>()[..] else {
+        panic!("{said}");
+    };
+    assert!(summary.starts_with("[3 tokens"), "{said}");
     assert!(
-        line.contains("cannot create") && line.contains("talk.kv"),
-        "{line}"
+        summary.contains("reused") && !summary.contains("saved"),
+        "{said}"
+    );
+    let parts = ["error: ", "talk.kv", "not saved", why];
+    assert!(parts.iter().all(|part| error.contains(part)), "{said}");
+    assert!(!error.contains(".kv-"), "{said}");
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout).split(' ').count(),
+        3
     );
 }
 
@@ -180,12 +250,68 @@ fn a_full_disk_loses_nothing() {
             assert!(parts.iter().all(|part| line.contains(part)), "{line}");
             let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
             assert_eq!(report["token_ids"], expected["token_ids"]);
+            assert_eq!(report["stats"]["kv"]["saved"], false);
             assert!(talk.bytes() == before, "{room}");
             assert_eq!(fs::read_dir(talk.dir()).unwrap().count(), 1);
         }
     }
+    let path = talk.path();
+    let kv = ["--kv", path.to_str().unwrap()];
+    let longer_prompt = ["--prompt-ids", "1,2,3,4,5,6,7,8,9", "-n", "3"];
+    let mut command = on_model("decode", &model().dirs, &[&longer_prompt[..], &kv].concat());
+    limit_file_size(&mut command, before.len() as u64);
+    not_saved(&finish(command), "too large");
     let report = talk.report(&model(), &longer);
     assert_eq!(report["stats"]["reused_tokens"], 4);
+    assert_eq!(report["stats"]["kv"]["saved"], true);
+}
+
+/// The experts become bad while it waits for its prompt. Nothing of that is computed, and what was kept stays.
+#[test]
+fn a_prompt_that_fails_takes_nothing_away() {
+    const EXPERT: &str = "model.layers.1.mlp.experts.0.down_proj.weight";
+    let model = Broken::copy("tiny-text");
+    // Written once before, so that tensors keep their places.
+    model.change(EXPERT, |_, _| ());
+    let talk = Talk::new();
+    let path = talk.path();
+    let kv = [
+        "--expert-bits",
+        "8",
+        "-n",
+        "4",
+        "--kv",
+        path.to_str().unwrap(),
+    ];
+    let prompt = ["--prompt", "The hummingbird"];
+    let output = finish(model.run("decode", &[&kv[..], &prompt].concat()));
+    assert_eq!(output.status.code(), Some(0));
+    let before = talk.bytes();
+    let mut child = model
+        .run("decode", &kv)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    ends::wait_until(&mut child, |child| {
+        let files = fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
+        let mut files = files.flatten().map(|file| fs::read_link(file.path()));
+        files.any(|file| file.is_ok_and(|file| file == path))
+    });
+    model.change(EXPERT, |tensors, _| {
+        let experts = tensors.iter_mut();
+        experts
+            .filter(|tensor| tensor.name.contains("layers.1.mlp.experts."))
+            .for_each(|tensor| tensor.data[..2].copy_from_slice(&0x7fc0u16.to_le_bytes()));
+    });
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"The other way round").unwrap();
+    drop(input);
+    let (code, printed, said) = ends::end(child);
+    assert_eq!((code, printed.as_str()), (Some(1), ""), "{said}");
+    assert!(said.contains("cannot be quantised"), "{said}");
+    assert!(talk.bytes() == before);
 }
 
 #[test]

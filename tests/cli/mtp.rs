@@ -1,5 +1,6 @@
 //! `--mtp`: the same text, whatever is drafted.
 
+use std::path::PathBuf;
 use std::process::Output;
 
 use serde_json::{Value, json};
@@ -126,6 +127,84 @@ fn a_layer_that_is_not_complete_is_left_out_or_refused() {
     assert_eq!(report["stats"]["mtp"]["state"], "absent");
     let error = error_of(&run(&without, &["-n", "3", "--mtp", "1"]));
     assert!(error.contains("eh_proj.weight is missing"), "{error}");
+}
+
+/// A number of the layer that makes all others meaningless is found when it is loaded.
+#[test]
+fn a_layer_that_cannot_be_loaded_is_left_out_or_refused() {
+    let saved = Saved::named("mtp-container");
+    let given = list(&saved.ids("/prompt_ids"));
+    let run = |name: &str, mode| {
+        let broken = Broken::copy("mtp-container");
+        spoil(&broken, name);
+        let args = ["--prompt-ids", &given, "-n", "5", "--json", "--mtp", mode];
+        finish(broken.run("decode", &args))
+    };
+    for name in [
+        "eh_proj.weight.qs",
+        "self_attn.o_proj.weight.qs",
+        "mlp.gate.weight",
+        "hnorm.weight",
+    ] {
+        let name = &format!("model.layers.2.{name}");
+        let auto = run(name, "auto");
+        let said = stderr(&auto);
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains("no drafts") && said.contains(name), "{said}");
+        let report = json_of(&auto);
+        assert_eq!(report["token_ids"], json!(saved.ids("/token_ids")[..5]));
+        assert_eq!(report["stats"]["mtp"]["state"], "absent");
+        assert_eq!(stderr(&run(name, "off")), "");
+        let error = error_of(&run(name, "2"));
+        assert!(error.contains(name), "{error}");
+    }
+    let name = "model.layers.1.self_attn.o_proj.weight.qs";
+    let error = error_of(&run(name, "auto"));
+    assert!(error.contains(name) && !error.contains("drafts"), "{error}");
+}
+
+/// Makes the first number of a tensor none.
+fn spoil(model: &Broken, name: &str) {
+    model.change(name, |tensors, at| {
+        tensors[at].data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+}
+
+/// Experts of the layer are read when something is drafted. Then there are no more drafts, and nothing else changes.
+#[test]
+fn experts_of_the_layer_that_cannot_be_used_end_the_drafts() {
+    let saved = Saved::named("mtp-container");
+    let broken = Broken::copy("mtp-container");
+    for expert in 0..5 {
+        let name = format!("model.layers.2.mlp.experts.{expert}.down_proj.weight.qs");
+        spoil(&broken, &name);
+    }
+    let short = list(&saved.ids("/prompt_ids"));
+    // So many tokens that the layer has to be taken along before anything is drafted.
+    let long = vec!["7"; 400].join(",");
+    for (prompt, n, modes) in [(&short, "40", ["auto", "2"]), (&long, "3", ["auto", "1"])] {
+        let run = |dirs: &[PathBuf], mode| {
+            let args = ["--prompt-ids", prompt, "-n", n, "--prefill-slice", "64"];
+            let args = [&args[..], &["--json", "--mtp", mode]].concat();
+            finish(on_model("decode", dirs, &args))
+        };
+        let expected = json_of(&run(&saved.dirs, "off"));
+        for mode in modes {
+            let output = run(&[broken.path().to_path_buf()], mode);
+            let said = stderr(&output);
+            let said = said
+                .lines()
+                .filter(|line| !line.contains("attention stays dense"));
+            let [said] = said.collect::<Vec<_>>()[..] else {
+                panic!("{}", stderr(&output));
+            };
+            assert!(
+                said.contains("no more drafts") && said.contains("model.layers.2.mlp.experts"),
+                "{said}"
+            );
+            assert_eq!(json_of(&output)["token_ids"], expected["token_ids"]);
+        }
+    }
 }
 
 #[test]

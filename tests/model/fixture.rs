@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use colibri_ring::engine::Options;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
-use colibri_uring::model::{LoadOptions, Model};
+use colibri_uring::model::{LoadOptions, Model, prediction};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::slots::{Budget, slots};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
@@ -68,6 +68,12 @@ impl Fixture {
         ExpertStore::new(files, top_k, options).unwrap_or_else(|e| panic!("{}: {e}", self.name))
     }
 
+    /// With its prediction layer, which is used then.
+    pub fn drafting(mut self) -> Fixture {
+        self.config = prediction(&self.shards, &self.config).unwrap();
+        self
+    }
+
     /// Its directory.
     pub fn home(&self) -> PathBuf {
         let dir = &self.saved.dirs[0];
@@ -84,4 +90,9 @@ impl Fixture {
     pub fn floats(&self, path: &str) -> Vec<f32> {
         self.saved.floats(path)
     }
+}
+
+/// Logits, to be compared to the last bit.
+pub fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
 }

@@ -11,7 +11,7 @@ use colibri_uring::pool::Pool;
 use colibri_uring::quant::Activations;
 use colibri_uring::quant::encode::Packing;
 
-use crate::fixture::{Fixture, fixture};
+use crate::fixture::{Fixture, bits, fixture};
 
 /// A fixture as it is loaded with some settings.
 struct Opened {
@@ -23,7 +23,15 @@ struct Opened {
 
 impl Opened {
     fn new(name: &str, options: LoadOptions) -> Opened {
-        let fixture = fixture(name);
+        Opened::with(fixture(name), options)
+    }
+
+    /// With its prediction layer.
+    fn drafting(name: &str) -> Opened {
+        Opened::with(fixture(name).drafting(), LoadOptions::default())
+    }
+
+    fn with(fixture: Fixture, options: LoadOptions) -> Opened {
         let (shards, config) = (&fixture.shards, &fixture.config);
         Opened {
             model: Model::load(shards, config.clone(), options).unwrap(),
@@ -52,10 +60,6 @@ impl Opened {
     fn logits(&self, ids: &[u32]) -> Vec<u32> {
         bits(self.session().prefill(ids).unwrap())
     }
-}
-
-fn bits(logits: &[f32]) -> Vec<u32> {
-    logits.iter().map(|x| x.to_bits()).collect()
 }
 
 /// Sparse and dense attention, DSA that is active and that is not, floats and every way of packing.
@@ -137,6 +141,60 @@ fn reopened_sessions_go_on_to_the_last_bit() {
             bits(session.prefill(&other[kept..]).unwrap()) == logits,
             "{name}"
         );
+    }
+}
+
+/// A text that is continued with and without the prediction layer, in turns: one file, and the same logits to the last bit.
+#[test]
+fn drafts_come_and_go() {
+    for name in ["mtp-agrees", "mixed-mtp", "mtp-share", "mtp-container"] {
+        let (with, without) = (
+            Opened::drafting(name),
+            Opened::new(name, LoadOptions::default()),
+        );
+        assert_eq!(with.fingerprint, without.fingerprint);
+        let ids = with.fixture.ids("/score/ids");
+        let mut expected = Vec::new();
+        let each = |_, logits: &[f32]| expected.push(bits(logits));
+        without.session().score(&ids, each).unwrap();
+        let mut straight = with.session();
+        straight.prefill(&ids).unwrap();
+        let straight = straight.draft(4, 4).unwrap();
+        let cuts = [3, 7, ids.len() / 2, ids.len() - 3, ids.len()];
+        for drafting in [
+            [true; 5],
+            [true, false, true, false, true],
+            [false, true, true, false, true],
+            [false, false, false, false, true],
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("talk.kv");
+            for (end, drafts) in cuts.into_iter().zip(drafting) {
+                let opened = if drafts { &with } else { &without };
+                let mut file = KvFile::open(&path, opened.fingerprint).unwrap();
+                let (mut session, kept) = opened.resumed(&file, &ids[..end]);
+                let before = file.ids().len();
+                assert_eq!(kept, before.saturating_sub(1), "{name} {drafting:?}");
+                for (i, id) in ids[..end].iter().enumerate().skip(kept) {
+                    if drafts && i > 0 {
+                        assert_eq!(session.draft(*id, 2).unwrap().len(), 2);
+                    }
+                    let logits = bits(session.prefill(&[*id]).unwrap());
+                    assert!(logits == expected[i], "{name} {drafting:?} at {i}");
+                }
+                session.truncate(end - 1);
+                session.settle_drafts().unwrap();
+                file.append(&ids[..end], session.cache(), b"").unwrap();
+            }
+            let file = KvFile::open(&path, with.fingerprint).unwrap();
+            assert_eq!(file.ids(), ids);
+            let (mut session, kept) = with.resumed(&file, &ids);
+            session.prefill(&ids[kept..]).unwrap();
+            let drafts = session.draft(4, 4).unwrap();
+            // What the layer has seen of all tokens is there again.
+            assert!(drafts == straight || drafting.contains(&false));
+            assert_eq!(drafts.len(), 4);
+        }
     }
 }
 

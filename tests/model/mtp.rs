@@ -14,16 +14,13 @@ use colibri_uring::sample::{SampleError, Sampler, Sampling, argmax};
 use colibri_uring::stream::Lookahead;
 
 use crate::common::Saved;
-use crate::fixture::{Fixture, fixture, fixtures};
+use crate::fixture::{Fixture, bits, fixture, fixtures};
 
 /// The fixtures with a prediction layer, which is used.
 fn drafting() -> Vec<Fixture> {
     let mut fixtures = fixtures();
     fixtures.retain(|fixture| fixture.expected.get("mtp").is_some());
-    fixtures.iter_mut().for_each(|fixture| {
-        fixture.config = prediction(&fixture.shards, &fixture.config).unwrap();
-    });
-    fixtures
+    fixtures.into_iter().map(Fixture::drafting).collect()
 }
 
 /// The same fixture as if it had no prediction layer.
@@ -43,10 +40,6 @@ fn with<'m>(fixture: &Fixture, model: &'m Model, pool: &'m Pool, ids: &[u32]) ->
     let mut session = session(fixture, model, pool);
     session.prefill(ids).unwrap();
     session
-}
-
-fn bits(logits: &[f32]) -> Vec<u32> {
-    logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
 #[test]
@@ -190,8 +183,7 @@ fn a_context_that_was_cut_drafts_the_same() {
 #[test]
 fn a_long_time_without_drafts_is_caught_up_with() {
     let pool = Pool::new(2);
-    let mut fixture = fixture("mtp-agrees");
-    fixture.config = prediction(&fixture.shards, &fixture.config).unwrap();
+    let fixture = fixture("mtp-agrees").drafting();
     let model = fixture.model();
     let ids: Vec<u32> = (0..600).map(|i| 3 + i * 7 % 90).collect();
     let mut session = with(&fixture, &model, &pool, &ids[..1]);
@@ -237,8 +229,7 @@ fn an_interrupt_leaves_the_context_as_it_was() {
 fn sampled_tokens_have_the_models_distribution() {
     const TEXTS: usize = 1500;
     let pool = Pool::new(2);
-    let mut fixture = fixture("mtp-agrees");
-    fixture.config = prediction(&fixture.shards, &fixture.config).unwrap();
+    let fixture = fixture("mtp-agrees").drafting();
     let model = fixture.model();
     let prompt = fixture.ids("/prompt_ids");
     // Warm enough that drafts come true about half of the time.
@@ -308,8 +299,7 @@ fn sampled_tokens_have_the_models_distribution() {
 fn a_seed_draws_the_same_text() {
     let pool = Pool::new(2);
     for name in ["mtp-agrees", "mixed-mtp"] {
-        let mut fixture = fixture(name);
-        fixture.config = prediction(&fixture.shards, &fixture.config).unwrap();
+        let fixture = fixture(name).drafting();
         let model = fixture.model();
         let prompt = fixture.ids("/prompt_ids");
         let text = |mode: Mode, seed: u64, max: usize| {
@@ -326,7 +316,8 @@ fn a_seed_draws_the_same_text() {
                 stop: vec![50, 60],
             };
             let feed = |ids: &[u32]| Ok(Some(drafter.feed(ids).unwrap().to_vec()));
-            let generated = generate::<SampleError>(&prompt, source, feed, |_| Ok(())).unwrap();
+            let (generated, result) = generate::<SampleError>(&prompt, source, feed, |_| Ok(()));
+            result.unwrap();
             drafter.finish();
             // The last token has not been fed.
             let fed = prompt.len() + generated.ids.len() - 1;

@@ -92,7 +92,7 @@ pub fn resume(
 }
 
 /// Keeps what was said. That it cannot be kept is no reason to stop talking.
-pub fn keep(kept: &mut Option<Kept>, session: &Session, conversation: &Conversation) {
+pub fn keep(kept: &mut Option<Kept>, session: &mut Session, conversation: &Conversation) {
     let Some(open) = kept else { return };
     let note = serde_json::to_vec(&conversation.record()).map_err(anyhow::Error::from);
     if let Err(error) = note.and_then(|note| open.save(session, conversation.ids(), &note)) {

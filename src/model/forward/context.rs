@@ -63,17 +63,17 @@ impl Session<'_> {
     }
 
     /// Continues where another session of the same model, with the same settings, had computed `ids` and left `cache`. What
-    /// was in the context is forgotten.
+    /// was in the context is forgotten. Only one of the two may have had the prediction layer: drafts are made of what it has seen.
     ///
     /// # Errors
     /// [`ModelError::Cache`] when layers, widths or lengths are others, [`ModelError::Token`] for an id outside the
     /// vocabulary, and [`ModelError::ContextTooLong`]. The session is then as before.
-    pub fn restore(&mut self, ids: Vec<u32>, cache: KvCache) -> Result<(), ModelError> {
-        if cache.shape() != self.cache.shape() {
+    pub fn restore(&mut self, ids: Vec<u32>, mut cache: KvCache) -> Result<(), ModelError> {
+        let (shape, own) = (cache.shape(), self.cache.shape());
+        if !shape.agrees_with(&own) {
             let what = "it has other layers, or rows of other widths";
             return Err(ModelError::Cache { what });
         }
-        let shape = cache.shape();
         let fits = |(rows, (_, ahead)): (&Rows, (usize, usize))| match ahead {
             0 => rows.len() == ids.len(),
             _ => rows.len() <= ids.len(),
@@ -87,6 +87,7 @@ impl Session<'_> {
             check_context(&self.model.config, ids.len())?;
         }
         self.truncate(0);
+        cache.fit(&own);
         (self.ids, self.cache) = (ids, cache);
         Ok(())
     }

@@ -6,7 +6,10 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use tempfile::Builder;
+
 use super::{Identity, Usage};
+use crate::temporary;
 
 /// Name of the file, in the model's first directory.
 pub const FILE_NAME: &str = ".coli_usage";
@@ -214,13 +217,10 @@ fn bytes(usage: &Usage, model: &Identity) -> Vec<u8> {
 
 /// Writes the file, whole or not at all. Two processes that do so at once leave that of the last.
 pub(super) fn write(path: &Path, usage: &Usage, model: &Identity) -> io::Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     // A name of its own, so that nobody else writes into it; as readable as any other file that is made.
-    let mut temp = tempfile::Builder::new()
-        .prefix(FILE_NAME)
-        .permissions(fs::Permissions::from_mode(0o666))
-        .tempfile_in(dir.unwrap_or(Path::new(".")))?;
-    temp.write_all(&bytes(usage, model))?;
+    let mode = fs::Permissions::from_mode(0o666);
+    let temp = temporary::beside(path, Builder::new().prefix(FILE_NAME).permissions(mode))?;
+    temp.as_file().write_all(&bytes(usage, model))?;
     temp.as_file().sync_all()?;
     temp.persist(path)?;
     Ok(())
