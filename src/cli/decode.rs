@@ -338,7 +338,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         .on_terminal(!args.json && io::stdout().is_terminal());
     let mut prompt_phases = None;
     let unread = input.prompt.len() - reused;
-    let reading = progress::spinner(format!("reading {unread} tokens"));
+    let reading = progress::reading(&mut session, unread);
     // The last token is never fed.
     let mut drafter = Drafter::new(&mut session, drafts, tokens.context - 1);
     let generated = generate(

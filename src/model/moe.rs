@@ -260,6 +260,7 @@ impl Moe {
                         return Err(pass.store.scale_error(self.layer, id, bad).into());
                     }
                     done += slots.len();
+                    pass.meter.add(slots.len());
                 }
                 None if done == slots => return Ok(()),
                 None => return Err(ModelError::ExpertsLost { layer: self.layer }),
