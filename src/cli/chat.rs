@@ -279,7 +279,7 @@ impl Chat<'_> {
                 say("the context is full; /reset begins a new conversation");
             }
             Finish::Length if !self.longest_given => say(&format!(
-                "cut after {} tokens, as it might never end; -n says where",
+                "cut after {} tokens, as it might never end; -n allows more",
                 self.longest
             )),
             _ => {}

@@ -405,8 +405,8 @@ fn print(report: &Report) -> io::Result<()> {
     if let Some(rate) = report.compute_bytes_per_second {
         writeln!(
             out,
-            "assumed    arithmetic is weights at {}/s ({}), and what is beside the weights takes no time. That is about right for a large \
-             model, and too fast for a small one: `decode --save-routing` measures it, and --routing takes it from there",
+            "assumed    arithmetic is weights at {}/s ({}), and nothing beside them. That is about right for a large model, and may be far off for \
+             a small one: `decode --save-routing` measures it, and --routing takes it from there",
             human(rate),
             report.compute
         )?;

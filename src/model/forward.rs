@@ -419,9 +419,9 @@ impl<'m> Session<'m> {
         };
         match &weights.mlp {
             Block::Dense(mlp) => {
-                mlp.forward(self.pool, normed, &mut self.mlp, delta);
+                let done = |n| self.meter.add(n * model.config.num_experts_per_tok);
+                mlp.forward(self.pool, normed, &mut self.mlp, delta, done);
                 self.clock.lap(Phase::Dense);
-                self.meter.add(n * model.config.num_experts_per_tok);
             }
             Block::Sparse(moe) => {
                 let next = (layer + 1..model.layers.len()).find_map(|next| sparse(model, next));

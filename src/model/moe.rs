@@ -165,7 +165,7 @@ impl Moe {
             pass.clock.lap(Phase::Router);
             if first && let Some(shared) = &self.shared {
                 let out = sized(&mut scratch.shared, n * hidden);
-                shared.forward(pool, x, &mut scratch.mlp, out);
+                shared.forward(pool, x, &mut scratch.mlp, out, |_| {});
                 pass.clock.lap(Phase::Shared);
             }
             self.compute(pass, x, group.clone(), scratch)?;

@@ -225,7 +225,7 @@ fn a_prompt_that_cannot_be() {
     for (ids, says) in [
         ("", "no token id"),
         ("4294967296", "is no token id"),
-        ("-1", "--prompt-ids"),
+        ("-1", "'-1'"),
         ("1,,2", "token id 2 is missing"),
         ("1,2,", "token id 3 is missing"),
     ] {
