@@ -15,8 +15,7 @@ mod schedule;
 mod tests;
 
 pub use generation::Generation;
-use keys::Keys;
-pub(crate) use keys::read_object;
+pub(crate) use keys::{Keys, read_object};
 
 /// What can be wrong with `config.json` or `generation_config.json`.
 #[derive(Debug, thiserror::Error)]

@@ -69,20 +69,24 @@ pub struct Demo {
 
 impl Demo {
     /// Unpacks the model to the user's cache directory, unless it is there already. Where that is not possible, a
-    /// warning says why, and it is unpacked to a temporary directory.
+    /// warning says why, and it is unpacked to a temporary directory. `temporary` is told the name of each directory that must be
+    /// removed if the process ends otherwise than by dropping what this returns.
     ///
     /// # Errors
     /// [`DemoError`]: the temporary directory cannot be written either.
-    pub fn open() -> Result<Demo, DemoError> {
-        Demo::open_in(cache())
+    pub fn open(temporary: impl Fn(&Path)) -> Result<Demo, DemoError> {
+        Demo::open_in(cache(), &temporary)
     }
 
     /// Like [`Demo::open`], for a cache directory, or the reason why there is none.
-    fn open_in(cache: Result<PathBuf, &'static str>) -> Result<Demo, DemoError> {
+    fn open_in(
+        cache: Result<PathBuf, &'static str>,
+        temporary: &dyn Fn(&Path),
+    ) -> Result<Demo, DemoError> {
         let reason = match cache {
             Ok(cache) => {
                 let dir = cache.join("colibri-uring").join(directory());
-                match unpack::keep(&dir) {
+                match unpack::keep(&dir, temporary) {
                     Ok(()) => {
                         return Ok(Demo {
                             dir,
@@ -99,14 +103,15 @@ impl Demo {
             path: std::env::temp_dir(),
             source,
         };
-        let temporary = tempfile::Builder::new()
+        let dir = tempfile::Builder::new()
             .prefix("colibri-uring-demo-")
             .tempdir()
             .map_err(failed)?;
-        unpack::write(temporary.path(), FILES).map_err(failed)?;
+        temporary(dir.path());
+        unpack::write(dir.path(), FILES).map_err(failed)?;
         Ok(Demo {
-            dir: temporary.path().to_owned(),
-            _temporary: Some(temporary),
+            dir: dir.path().to_owned(),
+            _temporary: Some(dir),
         })
     }
 

@@ -150,6 +150,17 @@ pub struct Replay<'a> {
     waited: Duration,
 }
 
+/// Passes that events are of: each goes once through the first layer that has a router.
+pub fn passes(events: &[Event]) -> u64 {
+    let routed = |event: &Event| match event {
+        Event::Routed { layer, .. } => Some(*layer),
+        _ => None,
+    };
+    let first = events.iter().find_map(routed);
+    let passes = events.iter().filter_map(routed);
+    passes.filter(|layer| Some(*layer) == first).count() as u64
+}
+
 impl<'a> Replay<'a> {
     /// A replay for tokens that use `top_k` experts in a layer.
     pub fn new(
@@ -173,12 +184,18 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Replays all events. Layers and experts must be the model's.
+    /// Replays all events. Layers and experts must be the model's. `passed` is told, often, how many passes are
+    /// complete.
     ///
     /// # Errors
     /// When every drive with an expert has failed.
-    pub fn run(mut self, events: &[Event]) -> Result<Replayed, StreamError> {
+    pub fn run(
+        mut self,
+        events: &[Event],
+        mut passed: impl FnMut(u64),
+    ) -> Result<Replayed, StreamError> {
         for event in events {
+            passed(self.passes);
             match event {
                 Event::Look {
                     layer,

@@ -17,6 +17,7 @@ use crate::config::ConfigError;
 use crate::tokenizer::{Settings, TemplateSource};
 
 mod json;
+mod print;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -69,7 +70,7 @@ pub enum TemplateError {
         message: String,
     },
     /// The template needs more time or memory than any that only puts messages in order.
-    #[error("the chat template in {} was stopped: it does not come to an end, or makes too much text", path.display())]
+    #[error("the chat template in {} was stopped: it takes more time or memory than putting messages in order can take", path.display())]
     Exhausted {
         /// Where it is from.
         path: PathBuf,
@@ -118,7 +119,8 @@ impl Message {
 /// The file beside the model. It is preferred to the key in `tokenizer_config.json`.
 const FILE: &str = "chat_template.jinja";
 /// Templates have some kilobytes.
-const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
+const MAX_TEMPLATE_BYTES: u64 = 256 << 10;
+const TOO_LARGE: &str = "larger than 256 KiB";
 /// Nested calls; templates call macros from macros, no deeper.
 const MAX_RECURSION: usize = 64;
 /// Steps for any conversation. A step is an instruction or 64 bytes of text, so that this is a fraction of a second, and 32 MiB.
@@ -130,6 +132,11 @@ const FUEL_PER_MESSAGE: u64 = 1 << 12;
 const LIMITS: Limits = Limits {
     time: Duration::from_secs(5),
     memory: 1 << 30,
+};
+/// Reading a template takes milliseconds. One expression with 10,000 operators takes seconds.
+const READING: Limits = Limits {
+    time: Duration::from_secs(2),
+    ..LIMITS
 };
 
 /// A model's chat template.
@@ -161,6 +168,11 @@ impl ChatTemplate {
                 let path = dir.join("tokenizer_config.json");
                 let message = match settings.chat_template {
                     None => return Err(TemplateError::Missing { dir: dir.into() }),
+                    Some(TemplateSource::Text(source))
+                        if source.len() as u64 > MAX_TEMPLATE_BYTES =>
+                    {
+                        format!("is {TOO_LARGE}")
+                    }
                     Some(TemplateSource::Text(source)) => {
                         return ChatTemplate::new(source, path, settings.tokens);
                     }
@@ -188,13 +200,16 @@ impl ChatTemplate {
             tokens,
             variables: Vec::new(),
         };
-        let valid = environment(0).template_from_str(&template.source).map(drop);
-        match valid {
-            Ok(()) => Ok(template),
-            Err(error) => Err(TemplateError::Invalid {
-                path: template.path,
-                message: describe(&error),
-            }),
+        let source = template.source.clone();
+        let parse = move || match environment(0).template_from_str(&source) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(describe(&error)),
+        };
+        let path = template.path.clone();
+        match watch::within(READING, parse) {
+            Some(Ok(())) => Ok(template),
+            Some(Err(message)) => Err(TemplateError::Invalid { path, message }),
+            None => Err(TemplateError::Exhausted { path }),
         }
     }
 
@@ -215,11 +230,11 @@ impl ChatTemplate {
     pub fn render(&self, messages: &[Message]) -> Result<String, TemplateError> {
         let bytes: usize = messages.iter().map(|m| m.content.len()).sum();
         let limits = Limits {
-            // A megabyte has a second, and each byte may be there in 64 copies.
+            // A megabyte has a second, and each byte may be there in 32 copies.
             time: LIMITS.time + Duration::from_micros(bytes as u64),
             memory: LIMITS
                 .memory
-                .saturating_add((bytes as u64).saturating_mul(64)),
+                .saturating_add((bytes as u64).saturating_mul(32)),
         };
         let (template, messages) = (self.clone(), messages.to_vec());
         let rendered = watch::within(limits, move || template.run(&messages, bytes as u64));
@@ -307,6 +322,7 @@ fn environment(fuel: u64) -> Environment<'static> {
     environment.set_recursion_limit(MAX_RECURSION);
     environment.set_fuel(Some(fuel));
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_formatter(print::print);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_function(
         "raise_exception",
@@ -358,7 +374,7 @@ fn read(path: &Path) -> io::Result<String> {
         return Err(io::Error::other("not a regular file"));
     }
     if found.len() > MAX_TEMPLATE_BYTES {
-        return Err(io::Error::other("larger than 1 MiB"));
+        return Err(io::Error::other(TOO_LARGE));
     }
     std::fs::read_to_string(path)
 }

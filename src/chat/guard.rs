@@ -4,6 +4,8 @@
 //! broken up, before they are rendered, by a character that nobody uses: `<` `|user|>`. The rendered text is cut there, and the pieces are
 //! encoded one by one. Nothing else of a message changes, so that the template can look at it.
 
+use std::collections::HashSet;
+
 use crate::template::{Message, Role};
 use crate::tokenizer::Tokenizer;
 
@@ -43,10 +45,11 @@ impl Guard {
     /// Chooses where to break: by a character that is in none of the texts. (Whoever uses up the whole plane loses one of its
     /// characters.)
     pub fn choose(&mut self, template: &str, messages: &[Message]) {
-        let used = |c: char| {
-            template.contains(c) || messages.iter().any(|message| message.content.contains(c))
-        };
-        self.at = BREAKS.into_iter().find(|&c| !used(c)).unwrap_or(self.at);
+        let texts = messages.iter().map(|message| message.content.as_str());
+        let chars = texts.chain([template]).flat_map(str::chars);
+        let used: HashSet<char> = chars.filter(|c| BREAKS.contains(c)).collect();
+        let free = BREAKS.into_iter().find(|c| !used.contains(c));
+        self.at = free.unwrap_or(self.at);
     }
 
     /// A message in which no token is spelled that its author may not write.

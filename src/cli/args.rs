@@ -1,8 +1,11 @@
 //! Arguments that several commands share.
 
+use std::fs;
+use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use anyhow::bail;
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_ring::engine::EngineKind;
@@ -112,6 +115,23 @@ impl ModelArgs {
             usize::from,
         )
     }
+}
+
+/// Fails where a model's directory is none.
+pub fn check_model(dirs: &[PathBuf]) -> anyhow::Result<()> {
+    for dir in dirs {
+        let why = match fs::metadata(dir) {
+            Ok(found) if found.is_dir() => continue,
+            Ok(_) => "it is no directory".to_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => "there is none".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        bail!(
+            "cannot open the model directory {}: {why}; expected is one with config.json, *.safetensors and, for text, tokenizer.json",
+            dir.display()
+        );
+    }
+    Ok(())
 }
 
 /// Ends the program when more mirrors are given than a model may have.
@@ -345,7 +365,7 @@ impl FromStr for MtpArg {
     }
 }
 
-/// Token ids separated by commas or white space, like `3,14,159`.
+/// Token ids separated by white space, or by one comma each with or without white space, like `3,14,159`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ids(pub Vec<u32>);
 
@@ -353,15 +373,21 @@ impl FromStr for Ids {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Ids, String> {
-        let ids: Vec<u32> = text
-            .split(|c: char| c == ',' || c.is_whitespace())
-            .filter(|id| !id.is_empty())
-            .map(|id| id.parse().map_err(|_| format!("{id:?} is no token id")))
-            .collect::<Result<_, _>>()?;
-        match ids.as_slice() {
-            [] => Err("no token id".to_owned()),
-            _ => Ok(Ids(ids)),
+        let mut ids = Vec::new();
+        if text.trim().is_empty() {
+            return Err("no token id".to_owned());
         }
+        for part in text.split(',') {
+            if part.trim().is_empty() {
+                return Err(format!("token id {} is missing", ids.len() + 1));
+            }
+            for id in part.split_whitespace() {
+                let parsed = id.parse();
+                let at = ids.len() + 1;
+                ids.push(parsed.map_err(|_| format!("{id:?} is no token id (number {at})"))?);
+            }
+        }
+        Ok(Ids(ids))
     }
 }
 
@@ -373,8 +399,21 @@ mod tests {
     fn ids_are_separated_by_commas_or_space() {
         assert_eq!("3,14,159".parse(), Ok(Ids(vec![3, 14, 159])));
         assert_eq!(" 3, 14\n159 ".parse(), Ok(Ids(vec![3, 14, 159])));
-        for text in ["", ",", "3,x", "-1", "4294967296", "1.5"] {
-            assert!(text.parse::<Ids>().is_err(), "{text:?}");
+        assert_eq!("3,\n14 159".parse(), Ok(Ids(vec![3, 14, 159])));
+        for (text, why) in [
+            ("", "no token id"),
+            (" \n", "no token id"),
+            (",", "token id 1 is missing"),
+            ("1,,2", "token id 2 is missing"),
+            ("1 2, ,3", "token id 3 is missing"),
+            ("1,2,", "token id 3 is missing"),
+            (",1", "token id 1 is missing"),
+            ("3,x", "\"x\" is no token id (number 2)"),
+            ("-1", "\"-1\" is no token id (number 1)"),
+            ("4294967296", "\"4294967296\" is no token id (number 1)"),
+            ("3 1.5", "\"1.5\" is no token id (number 2)"),
+        ] {
+            assert_eq!(text.parse::<Ids>(), Err(why.to_owned()), "{text:?}");
         }
     }
 

@@ -54,7 +54,8 @@ pub struct ChatArgs {
     /// Tokens of the conversation that memory is kept for [default: 8192, or what the model allows]
     #[arg(long, value_name = "N", env = "COLIBRI_CONTEXT")]
     context: Option<usize>,
-    /// How many tokens an answer has at most [default: as many as the context has room for]
+    /// How many tokens an answer has at most [default: as many as the context has room for; 128 where an answer may never end:
+    /// with --raw, for the demo model, and without any stop token]
     #[arg(short, value_name = "N", env = "COLIBRI_N")]
     n: Option<usize>,
     #[command(flatten)]
@@ -67,6 +68,8 @@ pub struct ChatArgs {
 
 /// Tokens of a conversation where nobody says how many.
 const DEFAULT_CONTEXT: usize = 8192;
+/// Tokens of an answer that may never end, where nobody says how many.
+const DEFAULT_ANSWER: usize = 128;
 /// Tokens that are computed at once, if memory allows; a message is rarely longer.
 const PREFILL: usize = 2048;
 
@@ -111,14 +114,15 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     if !args.raw {
         stop.extend(template::end_of_message(&tokenizer, dir)?);
     }
+    let endless = args.raw || args.model.demo || stop.is_empty();
     let tokens = Tokens {
         context,
         prompt: context.min(PREFILL),
     };
     let vocab = indexed.config().vocab_size;
-    let (opened, store, loading) = indexed.load(&args.model, tokens)?;
-    let interrupts = Interrupts::install(loading).context("cannot handle Ctrl-C")?;
-    let mut session = opened.session_until(store, interrupts.asked.clone());
+    let (opened, store) = indexed.load(&args.model, tokens)?;
+    let interrupts = Interrupts::install().context("cannot handle Ctrl-C")?;
+    let mut session = opened.session(store);
     let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
     if let Some(kept) = &mut kept {
         kept::resume(kept, &mut session, &mut conversation)?;
@@ -134,7 +138,12 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
         stop,
         vocab,
         context,
-        longest: args.n.unwrap_or(usize::MAX),
+        longest: match args.n {
+            Some(n) => n,
+            None if endless => DEFAULT_ANSWER,
+            None => usize::MAX,
+        },
+        longest_given: args.n.is_some(),
         interrupts,
     };
     let ended = chat.talk(&mut Lines::open());
@@ -160,6 +169,8 @@ struct Chat<'a> {
     context: usize,
     /// Tokens of an answer at most.
     longest: usize,
+    /// That number was given.
+    longest_given: bool,
     interrupts: Interrupts,
 }
 
@@ -176,6 +187,10 @@ impl Chat<'_> {
         let (mut code, mut leaving) = (ExitCode::SUCCESS, false);
         loop {
             self.interrupts.idle.store(true, Ordering::SeqCst);
+            // Between two answers nobody was stopped by it.
+            if self.interrupts.terminated.load(Ordering::SeqCst) {
+                return Ok(interrupt::exit_code());
+            }
             let input = lines.next()?;
             self.interrupts.idle.store(false, Ordering::SeqCst);
             let line = match input {
@@ -270,6 +285,10 @@ impl Chat<'_> {
             Finish::Length if all >= self.context => {
                 say("the context is full; /reset begins a new conversation");
             }
+            Finish::Length if !self.longest_given => say(&format!(
+                "cut after {} tokens, as it might never end; -n allows more",
+                self.longest
+            )),
             _ => {}
         }
         Ok(match generated.finish {

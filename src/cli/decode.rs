@@ -162,12 +162,12 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         .map(|path| recorder(path, config))
         .transpose()?;
     let pictures = args.pictures.create()?;
-    let (opened, mut store, loading) = indexed.load(&args.model, tokens)?;
+    let (opened, mut store) = indexed.load(&args.model, tokens)?;
     let routing = routing.map(|(file, recorder)| {
         store.record_routing(recorder);
         file
     });
-    let mut session = opened.session(store, loading)?;
+    let mut session = opened.session(store);
     let reused = match &mut turn {
         Some(turn) => turn.restore(&mut session, &input.prompt)?,
         None => 0,

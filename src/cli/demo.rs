@@ -5,17 +5,29 @@ use std::path::PathBuf;
 
 use colibri_uring::demo::Demo;
 
-use super::Command;
+use super::args::check_model;
+use super::{Command, interrupt};
 
-/// Unpacks the demo model for a command that has no model, and says so. The model is there as long as the result.
+/// Unpacks the demo model for a command that has no model, and says so. The model is there as long as the result. A model that is given
+/// has to be one.
 pub fn provide(command: &mut Command) -> anyhow::Result<Option<Demo>> {
-    let Some(model) = model_of(command).filter(|model| model.is_empty()) else {
+    let Some(model) = model_of(command) else {
         return Ok(None);
     };
-    let demo = Demo::open()?;
+    if !model.is_empty() {
+        check_model(model)?;
+        return Ok(None);
+    }
+    let demo = Demo::open(|dir| {
+        if let Err(error) = interrupt::remove_at_end(dir) {
+            tracing::warn!("a signal would leave {}: {error}", dir.display());
+        }
+    })?;
     model.push(demo.dir().to_owned());
-    if let Command::Decode(args) = command {
-        args.model.demo = true;
+    match command {
+        Command::Decode(args) => args.model.demo = true,
+        Command::Chat(args) => args.model.demo = true,
+        _ => {}
     }
     // Nobody to tell if stderr is closed.
     let _ = writeln!(

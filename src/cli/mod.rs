@@ -128,6 +128,7 @@ fn demonstrate() -> anyhow::Result<ExitCode> {
 
 /// What clap cannot express in its derive: ends the program with exit code 2, the usage and this message.
 fn wrong_usage(message: String) -> ! {
+    interrupt::tidy();
     Cli::command()
         .error(ErrorKind::ValueValidation, message)
         .exit()

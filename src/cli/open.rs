@@ -144,12 +144,13 @@ impl Indexed {
     }
 
     /// Plans the memory for a context, then loads the resident weights and makes the slabs. In mode auto, a prediction layer that cannot be
-    /// loaded is left out.
+    /// loaded is left out. Towards the end, before the thread begins that reads experts, Ctrl-C stops ending the process and asks the
+    /// session to stop.
     pub fn load(
         mut self,
         args: &ModelArgs,
         tokens: Tokens,
-    ) -> anyhow::Result<(Opened, ExpertStore, Loading)> {
+    ) -> anyhow::Result<(Opened, ExpertStore)> {
         ensure!(
             tokens.context > 0,
             "there is nothing to do: no token is given"
@@ -174,12 +175,14 @@ impl Indexed {
             }
             model => model?,
         };
+        // In this order: a signal in between would find nobody who asks.
+        let stop = interrupt::install().context(HANDLE)?;
+        drop(self.loading);
         let Indexed {
             start,
             config,
             shards,
             recorded,
-            loading,
             ..
         } = self;
         let top_k = config.num_experts_per_tok;
@@ -213,9 +216,9 @@ impl Indexed {
                 slice: args.slice(),
                 load_seconds,
                 recorded,
+                stop,
             },
             store,
-            loading,
         ))
     }
 
@@ -284,6 +287,8 @@ pub struct Opened {
     slice: usize,
     load_seconds: f64,
     recorded: bool,
+    /// Somebody has asked to stop.
+    stop: Arc<AtomicBool>,
 }
 
 impl Opened {
@@ -310,18 +315,10 @@ impl Opened {
         }
     }
 
-    /// An empty context. From here on Ctrl-C asks the session to stop.
-    pub fn session(&self, store: ExpertStore, loading: Loading) -> anyhow::Result<Session<'_>> {
-        let stop = interrupt::install().context(HANDLE)?;
-        // Not before: in between a signal would do nothing.
-        drop(loading);
-        Ok(self.session_until(store, stop))
-    }
-
-    /// An empty context, of which a call soon ends when `stop` becomes true.
-    pub fn session_until(&self, store: ExpertStore, stop: Arc<AtomicBool>) -> Session<'_> {
+    /// An empty context, of which a call soon ends when somebody has asked to stop.
+    pub fn session(&self, store: ExpertStore) -> Session<'_> {
         let options = SessionOptions {
-            stop: Some(stop),
+            stop: Some(self.stop.clone()),
             scratch_bytes: self.scratch_bytes,
             slice: self.slice,
             round_experts: self.round_experts,

@@ -56,15 +56,20 @@ pub fn encode(tokenizer: &Tokenizer, dir: &Path, text: &str) -> anyhow::Result<V
     match tokenizer.encode(text) {
         Err(TokenizerError::EmptyPrompt) => {
             let settings = Settings::load(dir)?;
-            match settings
-                .token("bos_token")
-                .and_then(|bos| tokenizer.id(bos))
-            {
-                Some(bos) => Ok(vec![bos]),
-                None => bail!(
+            let file = dir.join("tokenizer_config.json");
+            let Some(token) = settings.token("bos_token") else {
+                bail!(
                     "{}, and there is no bos_token in {} to begin with",
                     TokenizerError::EmptyPrompt,
-                    dir.join("tokenizer_config.json").display()
+                    file.display()
+                );
+            };
+            match tokenizer.id(token) {
+                Some(bos) => Ok(vec![bos]),
+                None => bail!(
+                    "{}, and bos_token of {}, to begin with, is {token:?}, which is no token of tokenizer.json",
+                    TokenizerError::EmptyPrompt,
+                    file.display()
                 ),
             }
         }

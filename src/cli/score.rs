@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
 use super::open::{Indexed, Tokens};
+use super::progress;
 
 /// Score given tokens: the likeliest next token at every position, and the log-probability of the actual one
 #[derive(Debug, Args)]
@@ -48,12 +49,13 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let ids = &args.ids.0;
     let indexed = Indexed::open(&args.model)?;
     check_ids(ids, indexed.config().vocab_size)?;
-    let (opened, store, loading) = indexed.load(&args.model, Tokens::all_at_once(ids.len()))?;
-    let mut session = opened.session(store, loading)?;
+    let (opened, store) = indexed.load(&args.model, Tokens::all_at_once(ids.len()))?;
+    let mut session = opened.session(store);
     let mut report = Report {
         activations: args.model.activations.into(),
         ..Report::default()
     };
+    let reading = progress::reading(&mut session, ids.len());
     let scored = session.score(ids, |at, logits| {
         report.argmax.push(argmax(logits));
         match ids.get(at + 1) {
@@ -61,6 +63,7 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
             None => report.last_logits = logits.to_vec(),
         }
     });
+    reading.finish_and_clear();
     let stopped = matches!(scored, Err(ModelError::Stopped));
     if !stopped {
         scored?;

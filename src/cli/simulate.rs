@@ -16,12 +16,13 @@ use colibri_uring::config::Config;
 use colibri_uring::plan::{self, Ask, Plan, Roots, Wish};
 use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
-use colibri_uring::simulate::{Compute, Habits, Replay, Replayed, kernel_rate, made_up};
+use colibri_uring::simulate::{Compute, Habits, Replay, Replayed, kernel_rate, made_up, passes};
 use colibri_uring::stream::routing::{self, Event};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 use serde::Serialize;
 
 use super::args::LookaheadArg;
+use super::progress;
 use super::size::{Size, human};
 
 /// Say how fast a machine would be that you do not have: the real store on simulated drives
@@ -146,6 +147,9 @@ struct Report {
     routing: &'static str,
     /// "measured", "given", or "as this machine".
     compute: &'static str,
+    /// Bytes of weights that are computed a second, where that was not measured but assumed, and everything else to take no time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compute_bytes_per_second: Option<u64>,
 }
 
 /// What the machine would reach if the other side took no time.
@@ -173,6 +177,8 @@ struct Scene {
     events: Vec<Event>,
     compute: Compute,
     compute_from: &'static str,
+    /// Bytes of weights a second, where that is all that is known.
+    compute_rate: Option<f64>,
 }
 
 impl Scene {
@@ -193,18 +199,28 @@ impl Scene {
             Event::Measured { tokens, seconds } if *tokens > 0 => Some((*tokens, seconds)),
             _ => None,
         });
-        let at_rate = |rate: f64| Compute::at_rate(&config, &shards, &catalog, rate);
-        let (compute, compute_from) = match (args.compute_rate, measured) {
-            (Some(rate), _) => (at_rate(rate as f64), "given"),
-            (None, Some((tokens, seconds))) => {
-                (Compute::measured(&config, seconds, tokens), "measured")
-            }
+        let (compute_rate, compute_from) = match (args.compute_rate, measured) {
+            (Some(rate), _) => (Some(rate as f64), "given"),
+            (None, Some(_)) => (None, "measured"),
             (None, None) => {
                 let threads = std::thread::available_parallelism().map_or(1, usize::from);
                 let rate = kernel_rate(&catalog, &Pool::new(threads));
-                (at_rate(rate), "as this machine")
+                (Some(rate), "as this machine")
             }
         };
+        let compute = match (compute_rate, measured) {
+            (None, Some((tokens, seconds))) => Compute::measured(&config, seconds, tokens),
+            (rate, _) => Compute::at_rate(&config, &shards, &catalog, rate.unwrap_or(1.0)),
+        };
+        let token = compute.token(config.sparse_layers().count(), config.num_experts_per_tok);
+        ensure!(
+            !token.is_zero(),
+            "the arithmetic of a token takes no time, {}",
+            match (compute_rate, &args.routing) {
+                (None, Some(path)) => format!("says {}: give --compute-rate", path.display()),
+                _ => "at that --compute-rate".to_owned(),
+            }
+        );
         let files = ExpertFiles::on_drives(&shards, catalog, args.device.len())?;
         let ask = Ask {
             context: args.context,
@@ -230,6 +246,7 @@ impl Scene {
             events,
             compute,
             compute_from,
+            compute_rate,
         })
     }
 }
@@ -253,6 +270,11 @@ fn recorded(path: &Path, config: &Config) -> anyhow::Result<Vec<Event>> {
             model.top_k,
             model.experts,
             model.layers
+        );
+        ensure!(passes(&events) > 0, "it has the routing of no token");
+        ensure!(
+            passes(&events) > 1,
+            "it has the routing of a prompt, and of no token after it"
         );
         let sparse: Vec<usize> = config.sparse_layers().collect();
         let layer_of = |event: &Event| match event {
@@ -283,11 +305,11 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     let clock = Clock::default();
     let mut store =
         ExpertStore::simulated(scene.files, top_k, options, drives.clone(), clock.clone())?;
-    let replayed = Replay::new(&mut store, &clock, &scene.compute, top_k).run(&scene.events)?;
-    ensure!(
-        replayed.tokens > 0,
-        "the routing has a prompt only, and no token after it"
-    );
+    let bar = progress::tokens(passes(&scene.events));
+    let replayed = Replay::new(&mut store, &clock, &scene.compute, top_k)
+        .run(&scene.events, |passes| bar.set_position(passes));
+    bar.finish_and_clear();
+    let replayed = replayed?;
     let stats = store.stats();
     let sources = store.read_stats().map_or_else(Vec::new, |s| s.sources);
     let Replayed {
@@ -339,6 +361,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
             "made up"
         },
         compute: scene.compute_from,
+        compute_bytes_per_second: scene.compute_rate.map(|rate| rate as u64),
     };
     drop(scene.shards);
     if args.json {
@@ -379,6 +402,15 @@ fn print(report: &Report) -> io::Result<()> {
         "limits     drives {:.2} tok/s, arithmetic {:.2} tok/s",
         report.limits.drives_tokens_per_second, report.limits.compute_tokens_per_second
     )?;
+    if let Some(rate) = report.compute_bytes_per_second {
+        writeln!(
+            out,
+            "assumed    arithmetic is weights at {}/s ({}), and nothing beside them. That is about right for a large model, and may be far off for \
+             a small one: `decode --save-routing` measures it, and --routing takes it from there",
+            human(rate),
+            report.compute
+        )?;
+    }
     writeln!(
         out,
         "bottleneck {}",

@@ -38,9 +38,17 @@ impl TemplateArgs {
 /// The token with which the model in `dir` ends a message, if its tokenizer says: the config need not know it.
 pub fn end_of_message(tokenizer: &Tokenizer, dir: &Path) -> anyhow::Result<Option<u32>> {
     let settings = Settings::load(dir)?;
-    Ok(settings
-        .token("eos_token")
-        .and_then(|token| tokenizer.id(token)))
+    let Some(token) = settings.token("eos_token") else {
+        return Ok(None);
+    };
+    let id = tokenizer.id(token);
+    if id.is_none() {
+        tracing::warn!(
+            "eos_token of {} ends nothing: {token:?} is no token of tokenizer.json",
+            dir.join("tokenizer_config.json").display()
+        );
+    }
+    Ok(id)
 }
 
 /// `--template-var`.

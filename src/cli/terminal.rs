@@ -3,12 +3,15 @@
 use std::ffi::OsStr;
 use std::io::IsTerminal;
 
-/// Whether control characters for colours and the like may be written: to a terminal that understands them, whose user has not asked
-/// for none.
+/// Whether a line may be drawn over another: on a terminal that understands it.
+pub fn moves(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && understands(std::env::var_os("TERM").as_deref())
+}
+
+/// Whether control characters for colours and the like may be written: to such a terminal, whose user has not asked for none.
 pub fn styled(stream: &impl IsTerminal) -> bool {
-    let set = |name: &str| std::env::var_os(name);
-    let plain = set("NO_COLOR").is_some_and(|value| !value.is_empty());
-    stream.is_terminal() && !plain && understands(set("TERM").as_deref())
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !plain && moves(stream)
 }
 
 /// Whether a terminal of this name is more than a printer.
@@ -22,7 +25,7 @@ mod tests {
 
     #[test]
     fn a_file_and_a_dumb_terminal_show_nothing() {
-        assert!(!styled(&tempfile::tempfile().unwrap()));
+        assert!(!moves(&tempfile::tempfile().unwrap()));
         assert!(understands(Some(OsStr::new("xterm-256color"))));
         for term in [None, Some(OsStr::new("")), Some(OsStr::new("dumb"))] {
             assert!(!understands(term));

@@ -36,7 +36,7 @@ pub struct Written {
 impl<W: Write> Writing<'_, W> {
     /// Continues the context of `session`.
     pub fn run(mut self, session: &mut Session) -> Written {
-        let reading = progress::spinner(format!("reading {} tokens", self.prompt.len()));
+        let reading = progress::reading(session, self.prompt.len());
         let mut prompt_phases = None;
         let mut drafter = Drafter::new(session, self.drafts, self.limit - 1);
         let (generated, ended) = generate(

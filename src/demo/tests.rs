@@ -10,12 +10,12 @@ fn is_whole(dir: &Path) -> bool {
 
 fn unpacked() -> (TempDir, Demo) {
     let cache = tempfile::tempdir().unwrap();
-    let demo = Demo::open_in(Ok(cache.path().join("not/there/yet"))).unwrap();
+    let demo = Demo::open_in(Ok(cache.path().join("not/there/yet")), &|_| {}).unwrap();
     (cache, demo)
 }
 
 fn again(cache: &TempDir) -> Demo {
-    Demo::open_in(Ok(cache.path().join("not/there/yet"))).unwrap()
+    Demo::open_in(Ok(cache.path().join("not/there/yet")), &|_| {}).unwrap()
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn links_are_replaced_and_not_followed() {
 fn without_a_cache_it_is_temporary() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for cache in [Err("of a test"), Ok(file.path().to_owned())] {
-        let demo = Demo::open_in(cache).unwrap();
+        let demo = Demo::open_in(cache, &|_| {}).unwrap();
         let dir = demo.dir().to_owned();
         assert!(is_whole(&dir));
         drop(demo);

@@ -14,10 +14,11 @@ use super::{FILES, File, hex, sum_of};
 ///
 /// Other processes may do the same at the same time: files appear under their names complete, by a rename, and whoever reads
 /// one that is replaced keeps what it has opened. Links in the place of the directory or of a file are replaced, not followed.
+/// `temporary` is told where the files are written first.
 ///
 /// # Errors
 /// A file system that cannot be read or written, or gives back something else than what was written.
-pub fn keep(dir: &Path) -> io::Result<()> {
+pub fn keep(dir: &Path, temporary: &dyn Fn(&Path)) -> io::Result<()> {
     if damaged(dir)?.is_empty() {
         return Ok(());
     }
@@ -28,6 +29,7 @@ pub fn keep(dir: &Path) -> io::Result<()> {
     let part = tempfile::Builder::new()
         .prefix(".unpacking-")
         .tempdir_in(parent)?;
+    temporary(part.path());
     write(part.path(), FILES)?;
     if fs::symlink_metadata(dir).is_ok_and(|found| !found.is_dir()) {
         fs::remove_file(dir)?;

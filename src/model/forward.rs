@@ -20,6 +20,7 @@ use crate::model::mlp::MlpScratch;
 use crate::model::moe::{MoeScratch, Next};
 use crate::model::ops;
 use crate::model::pass::{Pass, Tokens};
+use crate::model::progress::{Meter, Progress};
 use crate::model::rope::Angle;
 use crate::model::rounding::Rounding;
 use crate::model::scratch::sized;
@@ -79,6 +80,7 @@ pub struct Session<'m> {
     pub(super) ids: Vec<u32>,
     pub(super) cache: KvCache,
     pub(super) clock: Clock,
+    meter: Meter,
     tokens: u64,
     warned_dense: bool,
     /// Residual [slice, hidden].
@@ -131,6 +133,7 @@ impl<'m> Session<'m> {
             ids: Vec::new(),
             cache: KvCache::new(&KvShape(layers.collect())),
             clock: Clock::new(),
+            meter: Meter::default(),
             tokens: 0,
             warned_dense: false,
             x: Vec::new(),
@@ -154,10 +157,12 @@ impl<'m> Session<'m> {
     pub fn prefill(&mut self, ids: &[u32]) -> Result<&[f32], ModelError> {
         self.check(ids)?;
         let mut last = 0;
+        self.measure(ids.len());
         for slice in ids.chunks(self.sizes.slice) {
             self.advance(slice)?;
             last = slice.len() - 1;
         }
+        self.meter.stop();
         self.clock.skip();
         self.head(last, 1);
         Ok(&self.logits)
@@ -183,6 +188,7 @@ impl<'m> Session<'m> {
     ) -> Result<(), ModelError> {
         self.check(ids)?;
         let mut done = 0;
+        self.measure(ids.len());
         for slice in ids.chunks(self.sizes.slice) {
             self.advance(slice)?;
             for first in (0..slice.len()).step_by(self.sizes.head) {
@@ -196,7 +202,24 @@ impl<'m> Session<'m> {
             }
             done += slice.len();
         }
+        self.meter.stop();
         Ok(())
+    }
+
+    /// From now on tells `observer` how far a prompt has come, several times in every layer.
+    pub fn observe(&mut self, observer: impl FnMut(Progress) + Send + 'static) {
+        self.meter.observe(Box::new(observer));
+    }
+
+    /// Begins to count the steps of a prompt of `tokens` tokens. One token alone is soon there.
+    fn measure(&mut self, tokens: usize) {
+        match tokens {
+            1 => self.meter.stop(),
+            _ => {
+                let layer = 2 * self.model.config.num_experts_per_tok;
+                self.meter.start(tokens * self.model.layers.len() * layer);
+            }
+        }
     }
 
     /// Whether tokens can be drafted.
@@ -317,6 +340,7 @@ impl<'m> Session<'m> {
             pool: self.pool,
             clock: &mut self.clock,
             store: &mut self.store,
+            meter: &mut self.meter,
             stop: self.options.stop.as_deref(),
         };
         let residual = &self.x[..n * model.config.hidden_size];
@@ -339,6 +363,7 @@ impl<'m> Session<'m> {
             pool: self.pool,
             clock: &mut self.clock,
             store: &mut self.store,
+            meter: &mut self.meter,
             stop: self.options.stop.as_deref(),
         };
         for row in (0..n).step_by(self.sizes.attention) {
@@ -364,6 +389,7 @@ impl<'m> Session<'m> {
                 delta,
             );
             x.iter_mut().zip(&*delta).for_each(|(x, d)| *x += d);
+            pass.meter.add(count * model.config.num_experts_per_tok);
         }
         self.clock.lap(Phase::Attention);
         Ok(())
@@ -382,11 +408,13 @@ impl<'m> Session<'m> {
             pool: self.pool,
             clock: &mut self.clock,
             store: &mut self.store,
+            meter: &mut self.meter,
             stop: self.options.stop.as_deref(),
         };
         match &weights.mlp {
             Block::Dense(mlp) => {
-                mlp.forward(self.pool, normed, &mut self.mlp, delta);
+                let done = |n| self.meter.add(n * model.config.num_experts_per_tok);
+                mlp.forward(self.pool, normed, &mut self.mlp, delta, done);
                 self.clock.lap(Phase::Dense);
             }
             Block::Sparse(moe) => {

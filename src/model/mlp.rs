@@ -40,8 +40,15 @@ impl Mlp {
         })
     }
 
-    /// `out` [n, hidden] of `x` [n, hidden].
-    pub fn forward(&self, pool: &Pool, x: &[f32], scratch: &mut MlpScratch, out: &mut [f32]) {
+    /// `out` [n, hidden] of `x` [n, hidden]. `done` is told how many more columns are complete.
+    pub fn forward(
+        &self,
+        pool: &Pool,
+        x: &[f32],
+        scratch: &mut MlpScratch,
+        out: &mut [f32],
+        mut done: impl FnMut(usize),
+    ) {
         let (gate, up, down) = (self.gate.matrix(), self.up.matrix(), self.down.matrix());
         let hidden = gate.cols;
         let columns = COLUMNS * hidden;
@@ -53,6 +60,7 @@ impl Mlp {
             up.matmul(pool, x, n, u);
             ops::silu_mul(g, u);
             down.matmul(pool, g, n, out);
+            done(n);
         }
     }
 }

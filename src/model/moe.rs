@@ -165,7 +165,7 @@ impl Moe {
             pass.clock.lap(Phase::Router);
             if first && let Some(shared) = &self.shared {
                 let out = sized(&mut scratch.shared, n * hidden);
-                shared.forward(pool, x, &mut scratch.mlp, out);
+                shared.forward(pool, x, &mut scratch.mlp, out, |_| {});
                 pass.clock.lap(Phase::Shared);
             }
             self.compute(pass, x, group.clone(), scratch)?;
@@ -260,6 +260,7 @@ impl Moe {
                         return Err(pass.store.scale_error(self.layer, id, bad).into());
                     }
                     done += slots.len();
+                    pass.meter.add(slots.len());
                 }
                 None if done == slots => return Ok(()),
                 None => return Err(ModelError::ExpertsLost { layer: self.layer }),

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::model::clock::Clock;
 use crate::model::error::ModelError;
+use crate::model::progress::Meter;
 use crate::model::rope::Angle;
 use crate::pool::Pool;
 use crate::stream::ExpertStore;
@@ -17,6 +18,8 @@ pub struct Pass<'a> {
     pub clock: &'a mut Clock,
     /// Where the experts come from.
     pub store: &'a mut ExpertStore,
+    /// How far the prompt has come.
+    pub meter: &'a mut Meter,
     /// Becomes true when the pass should end early.
     pub stop: Option<&'a AtomicBool>,
 }

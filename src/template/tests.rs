@@ -126,6 +126,75 @@ fn a_template_that_fails_says_where() {
     }
 }
 
+/// A namespace is the only value that can be put into itself.
+#[test]
+fn what_contains_itself_is_not_printed() {
+    let itself = "{% set ns = namespace() %}{% set ns.x = [{'y': ns}] %}";
+    // Every list has the one before it twice.
+    let many = "{% set ns = namespace(x=[1]) %}{% for a in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
+    for end in ["{{ ns }}", "{{ ns.x }}", "{{ [1, ns] }}", "{{ {'a': ns} }}"] {
+        for begin in [itself, many] {
+            let error = template(&format!("{begin}\n{end}")).render(&hello());
+            let error = error.unwrap_err().to_string();
+            let says = ["t.jinja fails", "contains itself", "line 2"];
+            assert!(says.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+    let error = template(&format!("{itself}{{{{ ns | tojson }}}}")).render(&hello());
+    assert!(error.unwrap_err().to_string().contains("too large"));
+    assert_eq!(rendered(&format!("{itself}{{{{ ns.x | length }}}}")), "1");
+    // Iterators that know no length are not used up.
+    assert_eq!(
+        rendered("{% set a = [[1, 'x'], {'k': none}] %}{{ a }}"),
+        "[[1, 'x'], {'k': None}]"
+    );
+}
+
+/// As many levels as a template has bytes: each is read, compiled and dropped without overflowing the stack. (Chains that the engine
+/// tries to fold take the square of their length, and are for the tests of the binary.)
+#[test]
+fn a_deep_expression_is_no_harm() {
+    let most = (MAX_TEMPLATE_BYTES - 100) as usize;
+    for (first, link, last, bytes) in [
+        ("", "(", "1", most),
+        ("", "[", "1", most),
+        ("", "{1:", "1", most),
+        ("", "1 if x else ", "1", most),
+        ("", "-", "1", most),
+        ("", "not ", "1", most),
+        ("1", "+1", "", most),
+        ("x", ".x", "", most),
+        ("x", "()", "", most),
+        ("x", "[1]", "", most),
+        ("x", "[:]", "", most),
+        ("x", "|e", "", most),
+        ("x", " is x", "", most),
+        ("1", "**1", "", most / 50),
+        ("x", "+1", "", most / 50),
+        ("x", "==x", "", most / 50),
+        ("x", " or x", "", most / 50),
+        ("", "-", "x", most / 50),
+        ("", "not ", "x", most / 50),
+    ] {
+        let links = link.repeat(bytes / link.len());
+        either(&format!("{{{{ {first}{links}{last} }}}}"));
+    }
+    let elif = "{% elif x %}".repeat(most / 12);
+    either(&format!("{{% if x %}}{elif}{{% endif %}}"));
+}
+
+/// Whatever becomes of it, it is a text or an error.
+fn either(source: &str) {
+    let read = ChatTemplate::new(source.to_owned(), "t.jinja".into(), vec![]);
+    if let Err(error) = read.and_then(|template| template.render(&hello())) {
+        let error = error.to_string();
+        assert!(
+            error.contains("t.jinja") && error.len() < 1000,
+            "{error:.200}"
+        );
+    }
+}
+
 /// Lists in lists, as deep as there is fuel for: they are taken apart without overflowing the stack.
 #[test]
 fn a_deep_value_is_no_harm() {
@@ -160,6 +229,7 @@ fn a_hostile_template_is_stopped() {
         "{% set ns = namespace(s='xxxxxxxx') %}{% for a in range(99) %}{% set ns.s = ns.s.join([ns.s, ns.s, ns.s]) %}{% endfor %}",
         "{% set ns = namespace(s=[1, 2, 3]) %}{% for a in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s | tojson }}",
         "{% set ns = namespace(s=[1, 2, 3]) %}{% for a in range(99) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s | tojson }}",
+        "{% set ns = namespace(s=[1, 2, 3]) %}{% for a in range(99) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
         "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
         "{{ '%999999999d' | format(1) }}",
         "{{ 'x' | indent(999999999999) }}",
@@ -212,6 +282,12 @@ fn where_a_template_comes_from() {
     write(json!({"chat_template": 7}));
     let error = load().unwrap_err().to_string();
     assert!(error.contains("chat_template is a number"), "{error}");
+    write(json!({"chat_template": "x".repeat(300 << 10)}));
+    let error = load().unwrap_err().to_string();
+    assert!(
+        error.contains("chat_template is larger than 256 KiB"),
+        "{error}"
+    );
     let file = dir.path().join(FILE);
     std::fs::write(&file, "file").unwrap();
     assert_eq!(load().unwrap(), "file");
@@ -222,7 +298,7 @@ fn where_a_template_comes_from() {
         load()
             .unwrap_err()
             .to_string()
-            .contains("larger than 1 MiB")
+            .contains("larger than 256 KiB")
     );
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();

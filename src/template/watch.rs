@@ -1,15 +1,20 @@
 //! Runs something that may not come to an end, or may take all the memory.
 //!
-//! The fuel of the template engine bounds what a template does step by step, and not everything that one step does: to compare or
-//! print a list whose elements are all the same list takes as long as there are ways through it.
+//! The fuel of the template engine bounds what a template does step by step, and not everything that one step does: to compare
+//! lists whose elements are all the same list takes as long as there are ways through them, and to read an expression of many operators
+//! as long as there are pairs of them.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-/// Values are taken apart recursively, and fuel lets them be some 100,000 levels deep. What is not touched costs nothing.
-const STACK_BYTES: usize = 256 << 20;
-const LOOK: Duration = Duration::from_millis(10);
+/// Expressions and values are taken apart recursively: an expression may have a level for each of its bytes, a value some 100,000, and one
+/// that contains itself has no end of them. So the stack is larger than the memory that may be taken, by as much as can be touched before
+/// somebody looks. What is not touched costs nothing.
+const STACK_BEYOND_MEMORY: u64 = 1 << 30;
+/// Some systems refuse more.
+const MAX_STACK: u64 = 4 << 30;
+const LOOK: Duration = Duration::from_millis(2);
 
 /// What it may take.
 #[derive(Clone, Copy, Debug)]
@@ -28,9 +33,10 @@ pub fn within<T: Send + 'static>(
     let (send, receive) = channel();
     let start = Instant::now();
     let before = resident_bytes();
+    let stack = limits.memory.saturating_add(STACK_BEYOND_MEMORY);
     let thread = Builder::new()
         .name("template".into())
-        .stack_size(STACK_BYTES);
+        .stack_size(usize::try_from(stack.min(MAX_STACK)).ok()?);
     // Who has left does not wait for the result.
     let _thread = thread.spawn(move || drop(send.send(run()))).ok()?;
     loop {

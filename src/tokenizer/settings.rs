@@ -3,9 +3,9 @@
 use std::io;
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use crate::config::{ConfigError, read_object};
+use crate::config::{ConfigError, Keys, read_object};
 
 /// The named special tokens that templates may refer to.
 const NAMED: [&str; 7] = [
@@ -42,7 +42,8 @@ impl Settings {
     /// Reads `tokenizer_config.json` of a model directory. Without that file nothing is set.
     ///
     /// # Errors
-    /// [`ConfigError::Read`] and [`ConfigError::Json`], naming the file.
+    /// [`ConfigError::Read`] and [`ConfigError::Json`], naming the file, and [`ConfigError::Type`] for a token that is none, naming the
+    /// file and the key.
     pub fn load(dir: &Path) -> Result<Settings, ConfigError> {
         let path = dir.join("tokenizer_config.json");
         let value = match read_object(&path) {
@@ -52,29 +53,31 @@ impl Settings {
             }
             Err(error) => return Err(error),
         };
-        match value.as_object() {
-            Some(map) => Ok(Settings::of(map)),
-            None => Err(ConfigError::Json {
-                path,
-                reason: "not a JSON object".to_owned(),
-            }),
-        }
+        Settings::of(&Keys::new(&path, &value)?)
     }
 
-    fn of(map: &Map<String, Value>) -> Settings {
-        // A token is its text, or an object that has the text as content.
-        let text = |token: &Value| {
-            let content = token.get("content").unwrap_or(token);
-            content.as_str().map(str::to_owned)
-        };
-        let named = |name: &&'static str| Some((*name, text(map.get(*name)?)?));
-        Settings {
-            tokens: NAMED.iter().filter_map(named).collect(),
-            chat_template: match map.get("chat_template") {
+    fn of(keys: &Keys) -> Result<Settings, ConfigError> {
+        let mut tokens = Vec::new();
+        for name in NAMED {
+            // A token is its text, or an object that has the text as content.
+            let Some(token) = keys.find(name).filter(|token| !token.is_null()) else {
+                continue;
+            };
+            match token.get("content").unwrap_or(token).as_str() {
+                Some(text) => tokens.push((name, text.to_owned())),
+                None => {
+                    let expected = "the text of a token, an object that has it as content, or null";
+                    return Err(keys.wrong_type(name, expected));
+                }
+            }
+        }
+        Ok(Settings {
+            tokens,
+            chat_template: match keys.find("chat_template") {
                 None | Some(Value::Null) => None,
                 Some(value) => Some(TemplateSource::of(value)),
             },
-        }
+        })
     }
 
     /// The text of a named token, like `bos_token`.
@@ -110,19 +113,37 @@ mod tests {
 
     use super::*;
 
+    fn read(value: Value) -> Result<Settings, ConfigError> {
+        let path = Path::new("tokenizer_config.json");
+        Settings::of(&Keys::new(path, &value).unwrap())
+    }
+
     fn settings(value: Value) -> Settings {
-        Settings::of(value.as_object().unwrap())
+        read(value).unwrap()
     }
 
     #[test]
     fn tokens_are_texts_or_objects() {
         let found = settings(json!({
-            "bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "pad_token": null, "unk_token": 7,
+            "bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "pad_token": null,
         }));
         assert_eq!(found.token("bos_token"), Some("<s>"));
         assert_eq!(found.token("eos_token"), Some("</s>"));
         assert_eq!(found.token("pad_token"), None);
         assert_eq!(found.token("unk_token"), None);
+        for strange in [
+            json!(7),
+            json!(true),
+            json!(["</s>"]),
+            json!({"content": 7}),
+            json!({"text": "</s>"}),
+        ] {
+            let error = read(json!({ "eos_token": strange }))
+                .unwrap_err()
+                .to_string();
+            let says = format!("tokenizer_config.json: eos_token is {strange}, expected the text");
+            assert!(error.starts_with(&says), "{error}");
+        }
     }
 
     #[test]

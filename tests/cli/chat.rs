@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -156,6 +157,51 @@ fn a_full_context_is_said() {
     }
 }
 
+/// Nothing says that it ends: then it is cut.
+#[test]
+fn an_answer_that_may_never_end_is_cut() {
+    let model = Broken::copy("chat");
+    let mut config = model.config();
+    config.insert("eos_token_id".to_owned(), json!([]));
+    model.set_config(&config);
+    fs::remove_file(model.file("generation_config.json")).unwrap();
+    let settings = model.file("tokenizer_config.json");
+    let chat = |args: &[&str]| fed(model.run("chat", args), "Hello\n");
+    for eos in [json!({}), json!({"eos_token": "<none>"})] {
+        fs::write(&settings, eos.to_string()).unwrap();
+        let said = stderr(&chat(&[]));
+        assert!(
+            said.contains("[128 tokens, ") && said.contains("cut after 128 tokens"),
+            "{said}"
+        );
+        assert_eq!(
+            said.contains("\"<none>\" is no token"),
+            eos != json!({}),
+            "{said}"
+        );
+        let said = stderr(&chat(&["-n", "3"]));
+        assert!(
+            said.contains("[3 tokens, ") && !said.contains("cut after"),
+            "{said}"
+        );
+    }
+    let raw = fed(
+        on_model("chat", &Saved::named("tiny-text").dirs, &["--raw"]),
+        "a\n",
+    );
+    assert!(
+        stderr(&raw).contains("cut after 128 tokens"),
+        "{}",
+        stderr(&raw)
+    );
+    fs::write(&settings, json!({"eos_token": 7}).to_string()).unwrap();
+    let line = error_of(&chat(&[]));
+    assert!(
+        line.contains("tokenizer_config.json: eos_token is 7"),
+        "{line}"
+    );
+}
+
 #[test]
 fn lines_may_be_continued_and_must_be_text() {
     let two = fed(chat(&["-n", "8"]), "Who\\\nare you?\n");
@@ -277,7 +323,11 @@ fn ctrl_c_stops_an_answer_and_not_the_conversation() {
     fs::remove_file(model.file("generation_config.json")).unwrap();
     fs::write(model.file("tokenizer_config.json"), "{}").unwrap();
     let home = tempfile::tempdir().unwrap();
-    let mut terminal = at_home(model.run("chat", &["--context", "200000"]), &home, "xterm");
+    let mut terminal = at_home(
+        model.run("chat", &["--context", "200000", "-n", "200000"]),
+        &home,
+        "xterm",
+    );
     terminal.expect("> ");
     terminal.write("Hello\r");
     terminal.expect("Hello");
@@ -305,4 +355,75 @@ fn a_dumb_terminal_gets_no_control_characters() {
     terminal.write("/quit\n");
     assert_eq!(terminal.end().code(), Some(0));
     assert!(!terminal.seen.contains('\u{1b}'), "{:?}", terminal.seen);
+}
+
+#[test]
+fn a_terminal_is_left_as_it_was() {
+    let home = tempfile::tempdir().unwrap();
+    let mut terminal = at_home(chat(&[]), &home, "xterm");
+    terminal.expect("> ");
+    // It is not waiting for the line yet, when it has said so.
+    while terminal.is_cooked() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    terminal.signal(libc::SIGTERM);
+    assert_eq!(terminal.end().signal(), Some(libc::SIGTERM));
+    assert!(terminal.is_cooked());
+}
+
+#[test]
+fn a_terminal_shows_how_far_a_prompt_is() {
+    let home = tempfile::tempdir().unwrap();
+    let ids = list(&vec![7; 3000]);
+    let args = ["--prompt-ids", &ids, "-n", "1"];
+    let decode = || on_model("decode", &Saved::named("chat").dirs, &args);
+    let mut terminal = at_home(decode(), &home, "xterm");
+    terminal.expect("% of 3000 tokens, ");
+    assert_eq!(terminal.end().code(), Some(0));
+    // The bar is gone when the text comes.
+    terminal.expect("[1 tokens, ");
+    let mut terminal = at_home(decode(), &home, "dumb");
+    assert_eq!(terminal.end().code(), Some(0));
+    assert!(
+        !terminal.seen.contains("of 3000 tokens"),
+        "{}",
+        terminal.seen
+    );
+    assert!(!terminal.seen.contains('\u{1b}'), "{:?}", terminal.seen);
+    let piped = finish(decode());
+    assert!(
+        !stderr(&piped).contains("of 3000 tokens"),
+        "{}",
+        stderr(&piped)
+    );
+    // In a conversation, too.
+    let mut terminal = at_home(chat(&["-n", "1"]), &home, "xterm");
+    terminal.expect("> ");
+    terminal.write(&format!("{}\r", "Who are you? ".repeat(100)));
+    let before = terminal.expect("% of ");
+    assert!(!before.contains("[1 tokens"), "{before}");
+    terminal.expect(" tokens, ");
+    terminal.expect("[1 tokens, ");
+    terminal.expect("> ");
+    terminal.write("/quit\r");
+    assert_eq!(terminal.end().code(), Some(0));
+}
+
+#[test]
+fn a_terminal_shows_how_far_a_simulation_is() {
+    let home = tempfile::tempdir().unwrap();
+    let args = [
+        "--device",
+        "1GiB/s",
+        "--compute-rate",
+        "1GiB/s",
+        "--tokens",
+        "77",
+    ];
+    let simulate = || on_model("simulate", &Saved::named("tiny-text").dirs, &args);
+    let mut terminal = at_home(simulate(), &home, "xterm");
+    terminal.expect(" of 77 tokens, ");
+    terminal.expect("bottleneck");
+    assert_eq!(terminal.end().code(), Some(0));
+    assert!(!stderr(&finish(simulate())).contains("of 77 tokens"));
 }

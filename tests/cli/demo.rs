@@ -1,9 +1,13 @@
 //! The model that ships with the program: nothing is given, and text comes out.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -180,4 +184,56 @@ fn a_model_from_the_environment_comes_first_and_needs_a_prompt() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("no prompt"), "{}", stderr(&output));
     assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0);
+}
+
+/// Whatever ends the program, nothing of a temporary model is left.
+#[test]
+fn a_signal_leaves_no_temporary_directory() {
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        for answered in [false, true] {
+            let temporary = TempDir::new().unwrap();
+            let mut command = colibri();
+            command.arg("chat").env_remove("XDG_CACHE_HOME");
+            command
+                .env("HOME", "/nowhere")
+                .env("TMPDIR", temporary.path());
+            command.stdin(Stdio::piped()).stdout(Stdio::null());
+            let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+            let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+            let mut typed = child.stdin.take().unwrap();
+            typed.write_all(b"Hello\n").unwrap();
+            let awaited = match answered {
+                true => " tokens read in ",
+                // It is unpacked, and is going to be loaded.
+                false => "this is the demo model",
+            };
+            assert!(said.any(|line| line.unwrap().contains(awaited)));
+            assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
+            // SAFETY: a system call on integers; the child has not been waited for, so its id is its own.
+            let kill = |id: u32| unsafe { libc::kill(id as i32, signal) };
+            assert_eq!(kill(child.id()), 0);
+            // The first one may find that the answer is about to begin or to end.
+            while child.try_wait().unwrap().is_none() {
+                std::thread::sleep(Duration::from_millis(50));
+                kill(child.id());
+            }
+            assert!(!child.wait().unwrap().success());
+            assert_eq!(
+                fs::read_dir(temporary.path()).unwrap().count(),
+                0,
+                "{signal} {answered}"
+            );
+        }
+    }
+    // Nor does an end that `main` does not return from.
+    let temporary = TempDir::new().unwrap();
+    let mut command = colibri();
+    command
+        .arg("decode")
+        .arg("--prompt")
+        .arg(OsStr::from_bytes(b"\xff"));
+    command.env_remove("XDG_CACHE_HOME").env("HOME", "/nowhere");
+    command.env("TMPDIR", temporary.path());
+    assert_eq!(finish(command).status.code(), Some(2));
+    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0);
 }

@@ -1,7 +1,7 @@
 //! Ways to end a run early: Ctrl-C, a reader that has seen enough, a full disk.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -45,9 +45,9 @@ fn send(child: &Child, signal: i32) {
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
-/// Waits until the child handles signals so that it can be stopped, which it does from when it has loaded the model.
-pub fn wait_until_it_catches_signals(child: &mut Child) {
-    wait_until(child, |child| catches_signals(child) && !is_loading(child));
+/// Waits until the child has loaded the model and can be asked to stop.
+pub fn wait_until_it_can_be_stopped(child: &mut Child) {
+    wait_until(child, reads_experts);
 }
 
 /// Waits for something that the child does.
@@ -61,7 +61,7 @@ pub fn wait_until(child: &mut Child, reached: impl Fn(&Child) -> bool) {
     panic!("it ended before it was interrupted");
 }
 
-/// Whether the child handles SIGINT itself. It prepares for SIGTERM last, so that then all is prepared.
+/// Whether the child handles SIGTERM itself; it prepares for that last.
 fn catches_signals(child: &Child) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
@@ -69,13 +69,13 @@ fn catches_signals(child: &Child) -> bool {
     caught & 1 << (libc::SIGTERM - 1) != 0
 }
 
-/// Whether the thread is there that handles signals during the load. It is what has the child catch them.
-fn is_loading(child: &Child) -> bool {
+/// Whether the thread is there that reads experts. It begins when the child can be asked to stop.
+fn reads_experts(child: &Child) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{}/task", child.id())) else {
         return false;
     };
     let mut names = threads.flatten().map(|thread| thread.path().join("comm"));
-    names.any(|name| fs::read_to_string(name).is_ok_and(|name| name.trim() == "loading"))
+    names.any(|name| fs::read_to_string(name).is_ok_and(|name| name.trim() == "colibri-ring"))
 }
 
 /// Exit code and what was written; kills what does not end.
@@ -144,7 +144,7 @@ fn ctrl_c_keeps_the_json() {
         let mut command = endless_decode(&model, prompt);
         command.arg("--json");
         let mut child = command.spawn().unwrap();
-        wait_until_it_catches_signals(&mut child);
+        wait_until_it_can_be_stopped(&mut child);
         interrupt(&child);
         let (code, stdout, stderr) = end(child);
         assert_eq!((code, stderr.as_str()), (Some(130), ""));
@@ -197,22 +197,88 @@ fn a_reader_that_has_seen_enough_ends_it_quietly() {
     assert!(child.wait().unwrap().success());
 }
 
+/// Commands that print, each without and with --json where it has that.
+fn printing(model: &Broken) -> Vec<Command> {
+    let on_model: [&[&str]; 6] = [
+        &["decode", "--prompt-ids", "3,4", "-n", "100"],
+        &["score", "--ids", "3,4"],
+        &["inspect"],
+        &["plan"],
+        &["simulate", "--device", "1GiB/s", "--compute-rate", "1GiB/s"],
+        &["doctor"],
+    ];
+    let alone: [&[&str]; 5] = [
+        &["--help"],
+        &["decode", "--help"],
+        &["--version"],
+        &["man"],
+        &["completions", "bash"],
+    ];
+    let mut all = Vec::new();
+    for args in on_model {
+        for json in [None, Some("--json")] {
+            let mut command = colibri();
+            command.args(args).arg("--model").arg(model.path());
+            command.args(json);
+            all.push(command);
+        }
+    }
+    for args in alone {
+        let mut command = colibri();
+        command.args(args);
+        all.push(command);
+    }
+    all
+}
+
 #[test]
 fn nobody_reads_from_the_start() {
     let model = endless();
-    let decode = ["decode", "--prompt-ids", "3,4", "-n", "100"];
-    let score = ["score", "--ids", "3,4"];
-    let inspect = ["inspect"];
-    for args in [&decode[..], &score, &inspect] {
-        for json in [false, true] {
-            let (reader, writer) = std::io::pipe().unwrap();
-            drop(reader);
-            let mut command = colibri();
-            command.args(args).arg("--model").arg(model.path());
-            command.args(json.then_some("--json"));
-            let child = command.stdout(writer).stderr(Stdio::piped()).spawn();
-            let (code, _, stderr) = end(child.unwrap());
-            assert_eq!((code, stderr.as_str()), (Some(0), ""), "{args:?}");
+    for mut command in printing(&model) {
+        let what = format!("{command:?}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let child = command.stdout(writer).stderr(Stdio::piped()).spawn();
+        let (code, _, stderr) = end(child.unwrap());
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{what}");
+    }
+    // A conversation ends with the first answer.
+    let chat = Broken::copy("chat");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = chat.run("chat", &[]);
+    let (lines, mut typed) = std::io::pipe().unwrap();
+    command.stdin(lines).stdout(writer).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    typed.write_all(b"Hello\nHello\n").unwrap();
+    drop(command);
+    let (code, _, stderr) = end(child);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+}
+
+/// `>&-` and `2>&-`: nothing can be said there, and all else is done.
+#[test]
+fn closed_outputs() {
+    let model = endless();
+    for closed in [">&-", "2>&-", ">&- 2>&-", "<&-"] {
+        for command in printing(&model) {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &format!("exec \"$0\" \"$@\" {closed}")]);
+            shell.arg(command.get_program()).args(command.get_args());
+            for (name, value) in command.get_envs() {
+                match value {
+                    Some(value) => shell.env(name, value),
+                    None => shell.env_remove(name),
+                };
+            }
+            let output = finish(shell);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(
+                output.status.code(),
+                Some(0),
+                "{closed} {command:?}: {said}"
+            );
+            assert_eq!(output.stdout.is_empty(), closed.starts_with(">&-"));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::broken::{Broken, mkfifo};
-use crate::child::{error_of, error_or_json, finish, json_of, on_model};
+use crate::child::{error_of, error_or_json, finish, json_of, on_model, stderr};
 
 const MODEL: &str = "bf16-shared";
 
@@ -222,12 +222,16 @@ fn a_prompt_that_cannot_be() {
             assert!(error.contains("outside the vocabulary"), "{error}");
         }
     }
-    for args in [
-        ["--prompt-ids", ""],
-        ["--prompt-ids", "4294967296"],
-        ["--prompt-ids", "-1"],
+    for (ids, says) in [
+        ("", "no token id"),
+        ("4294967296", "is no token id"),
+        ("-1", "'-1'"),
+        ("1,,2", "token id 2 is missing"),
+        ("1,2,", "token id 3 is missing"),
     ] {
-        assert_eq!(finish(model.run("decode", &args)).status.code(), Some(2));
+        let output = finish(model.run("decode", &["--prompt-ids", ids]));
+        assert_eq!(output.status.code(), Some(2), "{ids}");
+        assert!(stderr(&output).contains(says), "{}", stderr(&output));
     }
     assert_eq!(
         finish(model.run("score", &["--ids", ""])).status.code(),
@@ -365,4 +369,111 @@ fn a_prompt_without_end_is_refused() {
         &["--prompt-file", "/dev/zero"],
     )));
     assert!(error.contains("longer than"), "{error}");
+}
+
+/// A template is somebody else's program: it makes a text, or there is one line that names it. It neither crashes nor hangs.
+#[test]
+fn whatever_a_template_does() {
+    let model = Broken::copy("chat");
+    let name = "chat_template.jinja";
+    let with = |template: &str| {
+        fs::write(model.file(name), template).unwrap();
+        let args = ["--chat", "--prompt", "a", "-n", "1", "--json"];
+        finish(model.run("decode", &args))
+    };
+    let itself =
+        "{% set ns = namespace() %}{% set ns.x = ns %}{% set m = namespace() %}{% set m.x = m %}";
+    for (end, says) in [
+        ("{{ ns }}", "contains itself"),
+        ("{{ [ns] }}", "contains itself"),
+        ("{{ ns | tojson }}", "too large"),
+        ("{{ ns ~ '' }}", "was stopped"),
+        ("{{ ns | string }}", "was stopped"),
+        ("{{ ns == m }}", "was stopped"),
+    ] {
+        let error = error_of(&with(&format!("{itself}{end}")));
+        assert!(
+            error.contains(name) && error.contains(says),
+            "{end}: {error}"
+        );
+    }
+    let others = [
+        "{{ '%s' | format(ns) }}",
+        "{{ ns in [m] }}",
+        "{{ ns | join }}",
+        "{{ raise_exception(ns) }}",
+        "{{ '{}'.format(ns) }}",
+    ];
+    for end in others {
+        if let Err(error) = error_or_json(&with(&format!("{itself}{end}"))) {
+            assert!(error.contains(name), "{end}: {error:.300}");
+        }
+    }
+    let nested = |open: &str, close: &str| {
+        let (open, close) = (open.repeat(20_000), close.repeat(20_000));
+        format!("{{{{ {open}1{close} }}}}")
+    };
+    let blocks = "{% if true %}".repeat(10_000) + &"{% endif %}".repeat(10_000);
+    for template in [
+        format!("{{{{ 1{} }}}}", "+1".repeat(20_000)),
+        format!("{{{{ x{} }}}}", "+1".repeat(100_000)),
+        format!("{{{{ 'a'{} }}}}", "~'a'".repeat(10_000)),
+        format!("{{{{ {}x }}}}", "not ".repeat(20_000)),
+        nested("(", ")"),
+        nested("[", "]"),
+        blocks,
+    ] {
+        if let Err(error) = error_or_json(&with(&template)) {
+            assert!(error.contains(name) && error.len() < 1000, "{error:.300}");
+        }
+    }
+}
+
+/// Large templates are real: with many tools, and much prose.
+#[test]
+fn a_large_template_is_no_attack() {
+    let model = Broken::copy("chat");
+    let tool = "{%- set ns.n = ns.n + 1 -%}{%- if messages | length > 1000 -%}{{ 'never' ~ ns.n }} prose, at some length{%- endif -%}\n";
+    let template = format!(
+        "{{%- set ns = namespace(n=0) -%}}\n{}{{{{ messages[-1].content }}}}",
+        tool.repeat(200_000 / tool.len())
+    );
+    fs::write(model.file("chat_template.jinja"), template).unwrap();
+    let run = |chat: &[&str]| {
+        let args = [&["--prompt", "a b", "-n", "1", "--json"], chat].concat();
+        json_of(&finish(model.run("decode", &args)))["prompt_ids"].clone()
+    };
+    assert_eq!(run(&["--chat"]), run(&[]));
+}
+
+#[test]
+fn a_model_that_is_not_there() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let nowhere = std::path::Path::new("/nowhere/GLM-5.2");
+    for (command, args) in [
+        ("decode", &["--prompt", "a"][..]),
+        ("chat", &[]),
+        ("score", &["--ids", "1"]),
+        ("plan", &[]),
+        ("simulate", &["--device", "1GiB/s"]),
+        ("inspect", &[]),
+        ("profile", &[]),
+    ] {
+        for (dir, why) in [
+            (nowhere, "there is none"),
+            (file.path(), "it is no directory"),
+        ] {
+            let error = error_of(&finish(on_model(command, &[dir.to_path_buf()], args)));
+            let shown = dir.display().to_string();
+            for part in [
+                &shown,
+                why,
+                "config.json",
+                "*.safetensors",
+                "tokenizer.json",
+            ] {
+                assert!(error.contains(part), "{command}: {error}");
+            }
+        }
+    }
 }

@@ -297,7 +297,7 @@ fn ctrl_c_within_a_prompt() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        ends::wait_until_it_catches_signals(&mut child);
+        ends::wait_until_it_can_be_stopped(&mut child);
         std::thread::sleep(Duration::from_millis(300));
         ends::interrupt(&child);
         assert_eq!(ends::end(child).0, Some(130));

@@ -326,7 +326,7 @@ fn two_processes_at_once() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    ends::wait_until_it_catches_signals(&mut first);
+    ends::wait_until_it_can_be_stopped(&mut first);
     for args in [&["-n", "1"][..], &["-n", "1", "--kv-reset"]] {
         let line = error_of(&finish(endless.run("decode", &[&kv[..], args].concat())));
         assert!(line.contains("in use by another process"), "{line}");

@@ -106,6 +106,23 @@ impl Terminal {
         }
     }
 
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: a system call on integers; the child has not been waited for, so its id is its own.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    /// Whether what is typed is shown, and comes line by line.
+    pub fn is_cooked(&self) -> bool {
+        // SAFETY: all zeros is a value of the structure, and the call fills it.
+        let mode = unsafe {
+            let mut mode = std::mem::zeroed();
+            assert_eq!(libc::tcgetattr(self.master.as_raw_fd(), &raw mut mode), 0);
+            mode
+        };
+        mode.c_lflag & (libc::ECHO | libc::ICANON) == libc::ECHO | libc::ICANON
+    }
+
     /// Waits for its end.
     #[track_caller]
     pub fn end(&mut self) -> ExitStatus {

@@ -91,6 +91,7 @@ fn recorded_routing_and_measured_arithmetic_are_used() {
         (&"recorded".into(), &"measured".into())
     );
     assert_eq!(first["tokens"], 8);
+    assert!(first.get("compute_bytes_per_second").is_none(), "{first}");
     assert_eq!(first, run(), "it depends on nothing else");
     // Routing of another model.
     let other = on_model(
@@ -100,6 +101,75 @@ fn recorded_routing_and_measured_arithmetic_are_used() {
     );
     let error = error_of(&finish(other));
     assert!(error.contains("of another model"), "{error}");
+}
+
+/// Numbers that mean nothing are no result.
+#[test]
+fn what_takes_no_time_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("routing.jsonl");
+    let run = |lines: &[&str], more: &[&str]| {
+        let header = r#"{"routing":1,"top_k":4,"experts":16,"layers":4}"#;
+        std::fs::write(&path, [&[header], lines].concat().join("\n")).unwrap();
+        let routing = ["--device", "1GiB/s", "--routing", path.to_str().unwrap()];
+        let error = error_of(&simulate(&[&routing, more].concat()));
+        assert!(error.contains("routing.jsonl"), "{error}");
+        error
+    };
+    let token = r#"{"routed":{"layer":3,"experts":[0,1,2,3]}}"#;
+    let instant = r#"{"measured":{"tokens":1,"seconds":{"experts":0}}}"#;
+    assert!(run(&[], &[]).contains("of no token"));
+    assert!(run(&[instant], &[]).contains("of no token"));
+    assert!(run(&[token], &[]).contains("of a prompt, and of no token after it"));
+    let error = run(&[token, token, instant], &[]);
+    assert!(
+        error.contains("no time") && error.contains("--compute-rate"),
+        "{error}"
+    );
+    for args in [
+        &["--compute-rate", "16000000000GB/s"][..],
+        &["--ram", "0"],
+        &["--ram", "1MiB"],
+        &["--context", "0"],
+    ] {
+        let error = error_of(&simulate(&[&["--device", "1GiB/s"], args].concat()));
+        assert!(!error.contains("null"), "{args:?}: {error}");
+    }
+    for device in ["0", "0GiB/s"] {
+        assert_eq!(simulate(&["--device", device]).status.code(), Some(2));
+    }
+    for tokens in ["0", "1", "-3"] {
+        let output = simulate(&["--device", "1GiB/s", "--tokens", tokens]);
+        assert_eq!(output.status.code(), Some(2), "{tokens}");
+    }
+}
+
+/// What is assumed of the arithmetic is said, and what was measured is not called an assumption.
+#[test]
+fn an_assumption_is_called_one() {
+    let args = ["--device", "1GiB/s", "--cache-slots", "1"];
+    let said = |more: &[&str]| {
+        let output = simulate(&[&args, more].concat());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (rate, of) in [
+        (&[][..], "as this machine"),
+        (&["--compute-rate", "2GiB/s"], "given"),
+    ] {
+        let text = said(rate);
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("assumed"))
+            .unwrap();
+        assert!(
+            line.contains(of) && line.contains("--save-routing"),
+            "{text}"
+        );
+    }
+    let given = report(&[&args[..], &["--compute-rate", "2GiB/s"]].concat());
+    assert_eq!(given["compute_bytes_per_second"], 2u64 << 30);
+    let finite = |value: &Value| !value.is_null();
+    assert!(given.as_object().unwrap().values().all(finite), "{given}");
 }
 
 #[test]

@@ -122,6 +122,19 @@ fn an_empty_prompt_begins_with_bos_if_there_is_one() {
     fs::write(&file, bos.to_string()).unwrap();
     let ids = prompt_ids(&finish(model.run("decode", &empty)));
     assert_eq!(ids, json!([0]));
+    for (bos, says) in [
+        (json!(7), "bos_token is 7, expected the text of a token"),
+        (json!(["<s>"]), "bos_token is [\"<s>\"], expected"),
+        (
+            json!("<none>"),
+            "\"<none>\", which is no token of tokenizer.json",
+        ),
+    ] {
+        fs::write(&file, json!({ "bos_token": bos }).to_string()).unwrap();
+        let output = finish(model.run("decode", &empty));
+        refused(&output, &["tokenizer_config.json", "bos_token", says]);
+    }
+    fs::write(&file, bos.to_string()).unwrap();
     let ids = prompt_ids(&fed(
         model.run("decode", &["--prompt-file", "-", "-n", "1", "--json"]),
         b"",
@@ -311,7 +324,7 @@ fn templates_that_are_missing_or_hostile_are_one_line() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     refused(&with(endless), &["was stopped"]);
     // Nothing but a list in a list, twice at each of 99 levels.
-    let many = "{% set ns = namespace(s=[1]) %}{% for a in range(99) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}";
+    let many = "{% set ns = namespace(s=[1]) %}{% for a in range(99) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s | string }}";
     refused(&with(many), &["was stopped"]);
     refused(&with("{{ nonsense() }}"), &["fails", "nonsense"]);
     let empty = with("");

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 
 use colibri_uring::model::{
-    LoadOptions, Model, ModelError, Session, SessionOptions, Sparsity, kv_bytes, resident_bytes,
+    LoadOptions, Model, ModelError, Progress, Session, SessionOptions, Sparsity, kv_bytes,
+    resident_bytes,
 };
 use colibri_uring::pool::Pool;
 use colibri_uring::stream::Lookahead;
@@ -127,6 +129,34 @@ fn a_stop_forgets_only_what_was_interrupted() {
     let again = session.decode(4).unwrap().to_vec();
     let mut straight = Session::new(&model, fixture.store(), &pool, SessionOptions::default());
     assert!(straight.prefill(&[1, 2, 3, 4]).unwrap() == again);
+}
+
+/// Whoever waits for a prompt sees that it moves: in every layer, in its attention and at every expert.
+#[test]
+fn a_prompt_says_how_far_it_is() {
+    let pool = Pool::new(1);
+    for fixture in fixtures() {
+        let model = fixture.model();
+        let ids = fixture.ids("/score/ids");
+        for slice in [usize::MAX, 3] {
+            let options = SessionOptions {
+                slice,
+                ..SessionOptions::default()
+            };
+            let mut session = Session::new(&model, fixture.store(), &pool, options);
+            let (send, told) = channel();
+            session.observe(move |progress| send.send(progress).unwrap());
+            session.prefill(&ids).unwrap();
+            let all: Vec<Progress> = told.try_iter().collect();
+            let least = 2 * fixture.config.num_hidden_layers;
+            assert!(all.len() >= least, "{}: {}", fixture.name, all.len());
+            assert!(all.is_sorted_by(|a, b| a.done <= b.done && a.all == b.all));
+            let end = all[all.len() - 1];
+            assert_eq!(end.done, end.all, "{}", fixture.name);
+            session.decode(ids[0]).unwrap();
+            assert_eq!(told.try_iter().count(), 0, "a token is no prompt");
+        }
+    }
 }
 
 #[test]

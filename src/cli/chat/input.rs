@@ -11,6 +11,7 @@ use rustyline::history::DefaultHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Behavior, Completer, Config, Editor, Helper, Highlighter, Hinter};
 
+use crate::cli::interrupt;
 use crate::cli::prompt::Utf8;
 
 /// What came.
@@ -78,6 +79,8 @@ impl Validator for Backslash {
 
 impl Terminal {
     fn open() -> Option<Terminal> {
+        // While a line is typed, the terminal neither echoes nor makes lines.
+        interrupt::restore_mode_at_end();
         let behavior = match io::stdout().is_terminal() {
             true => Behavior::Stdio,
             // Answers go to a file, and what is typed is shown all the same.
