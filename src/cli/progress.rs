@@ -14,13 +14,16 @@ pub fn bytes(total: u64) -> ProgressBar {
     }
 }
 
-/// A bar over a number of steps, with a message.
+/// A bar over a number of steps, with a message. It moves while a step takes its time.
 pub fn steps(total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total);
-    match ProgressStyle::with_template("{bar:32} {pos} of {len}: {msg}") {
+    let template = "{spinner} {bar:32} {pos} of {len}, {elapsed}: {msg}";
+    let bar = match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
-    }
+    };
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
 }
 
 /// Something that takes a while.
