@@ -31,9 +31,14 @@ struct Event<'a> {
     args: Value,
 }
 
-/// The unit of the format.
+/// The unit of the format, so that these nanoseconds come back also where a viewer cuts off what is less than one: if an outer slice
+/// lost one that its inner slice keeps, they would cross, and such slices are dropped.
 fn micros(nanos: u64) -> f64 {
-    nanos as f64 / 1000.0
+    let mut micros = nanos as f64 / 1000.0;
+    while ((micros * 1000.0) as u64) < nanos {
+        micros = micros.next_up();
+    }
+    micros
 }
 
 struct Events<W> {
@@ -260,5 +265,20 @@ fn part_name(chunk: &Chunk) -> &'static str {
         [_, false] => "gate_up",
         [false, true] => "down",
         [true, true] => "gate_up+down",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nanoseconds_come_back_rounded_or_cut_off() {
+        let hour = 3_600_000_000_000;
+        for nanos in (0..5000).chain(hour..hour + 5000) {
+            let thousandfold = micros(nanos) * 1000.0;
+            assert_eq!(thousandfold as u64, nanos);
+            assert_eq!(thousandfold.round() as u64, nanos);
+        }
     }
 }
