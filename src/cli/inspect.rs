@@ -126,13 +126,14 @@ fn print(report: &Report) -> io::Result<()> {
     writeln!(out, "indexed in {:.3} s", report.index_seconds)
 }
 
-/// The formats as lines.
+/// The formats as lines, and before them what is counted.
 pub fn table(formats: &Counts) -> String {
+    let title = "by format, scales as a part of what they scale:\n".to_owned();
     let lines = formats.iter().map(|(format, count)| {
         let (tensors, bytes) = (count.tensors, human(count.bytes));
-        format!("  {format:<14} {tensors:>8} tensors  {bytes} with their scales\n")
+        format!("  {format:<14} {tensors:>8} tensors  {bytes}\n")
     });
-    lines.collect()
+    std::iter::once(title).chain(lines).collect()
 }
 
 /// The formats of all matrices that the model uses.

@@ -194,11 +194,11 @@ fn measure(
 ) -> anyhow::Result<Vec<Measurement>> {
     let bar = progress::steps(runs.len() as u64);
     if let Some(run) = runs.first() {
+        let all = (run.time + run.warm_up()).as_secs_f64() * runs.len() as f64;
         bar.println(format!(
-            "{} runs of {:.2} s, each after {:.2} s that do not count (--seconds takes longer or shorter ones)",
+            "{} runs of {:.2} s, some {all:.0} s in all (--seconds for longer or shorter ones)",
             runs.len(),
-            run.time.as_secs_f64(),
-            run.warm_up().as_secs_f64()
+            run.time.as_secs_f64()
         ));
     }
     let mut measured = Vec::new();
