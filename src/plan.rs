@@ -27,6 +27,8 @@ pub struct Needs {
     pub index: u64,
     /// The program itself, its stacks, the queues of the ring, buffers in which experts are rounded.
     pub program: u64,
+    /// What is recorded for a trace or a report.
+    pub record: u64,
 }
 
 impl Needs {
@@ -40,6 +42,7 @@ impl Needs {
             self.drafts,
             self.index,
             self.program,
+            self.record,
         ]
         .into_iter()
         .fold(0, u64::saturating_add)
@@ -85,9 +88,9 @@ pub enum PlanError {
     /// What is wanted is more than the budget.
     #[error(
         "the model does not fit into {}: it needs {} = dense weights {} + KV cache {} + scratch {} + scores {} + drafts {} + index {} + \
-         program {} + {} of expert slabs; {advice}",
+         program {} + record {} + {} of expert slabs; {advice}",
         size(*budget), size(needs.sum().saturating_add(*slabs)), size(needs.dense), size(needs.kv), size(needs.scratch),
-        size(needs.scores), size(needs.drafts), size(needs.index), size(needs.program), size(*slabs)
+        size(needs.scores), size(needs.drafts), size(needs.index), size(needs.program), size(needs.record), size(*slabs)
     )]
     DoesNotFit {
         /// The other terms.

@@ -5,14 +5,35 @@ mod chrome;
 use std::time::{Duration, Instant};
 
 use colibri_ring::extent::PARTS;
+use colibri_ring::record::ChunkRead;
 use colibri_ring::schedule::Priority;
 
-use crate::model::{Phase, Session, Walk};
+use crate::model::{Lap, Phase, Session, Walk};
 use crate::stream::cache::Key;
+use crate::stream::log::Demanded;
 
-/// Chunks, laps and demands that are kept at most, each.
-/// That is some 40 MB when all of it is full, and the first hundreds of tokens of a large model.
+/// Chunks, laps and demands that are kept at most, each: the first hundreds of tokens of a large model.
 pub const ROOM: usize = 1 << 18;
+
+/// Bytes of a chunk, a lap and a demand: as they are recorded, and again, because both are there while a trace is made of a record.
+const ENTRY: usize = size_of::<ChunkRead>()
+    + size_of::<Key>()
+    + size_of::<Lap>()
+    + size_of::<Demanded>()
+    + size_of::<Chunk>()
+    + size_of::<Slice>()
+    + size_of::<Demand>()
+    + 2 * size_of::<Walk>();
+
+/// Bytes that a record with this room takes at most, and the trace that is made of it.
+pub const fn bytes(room: usize) -> u64 {
+    (room * ENTRY) as u64
+}
+
+/// The room of a record for which there are so many bytes.
+pub fn room(bytes: u64) -> usize {
+    usize::try_from(bytes / ENTRY as u64).map_or(ROOM, |room| room.min(ROOM))
+}
 
 /// A chunk at a drive. Times are nanoseconds since the begin of the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +126,8 @@ impl Trace {
                 key: log.key(chunk.read),
             })
             .collect();
-        chunks.sort_by_key(|chunk| chunk.begin);
+        // Without memory of its own.
+        chunks.sort_unstable_by_key(|chunk| chunk.begin);
         let slices = laps.laps.iter().map(|lap| Slice {
             begin: nanos(laps.epoch + lap.begin),
             end: nanos(laps.epoch + lap.end),

@@ -1,5 +1,6 @@
 //! Tensors as weights: looked up by name, checked against the shape and type that the model needs.
 
+mod counts;
 mod load;
 mod quantised;
 mod role;
@@ -21,6 +22,7 @@ use crate::quant::infer::Refusal;
 use crate::quant::{Activations, Format, Matrix};
 use crate::shards::{Dtype, ShardError};
 
+pub use counts::{Count, Counts};
 use load::Resident;
 pub use load::{Loader, resident_bytes};
 pub use quantised::{Quantised, packing_of, quantise};

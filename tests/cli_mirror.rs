@@ -84,6 +84,94 @@ fn bench_compares_each_alone_with_all_together() {
     assert!(table.contains("of the sum"), "{table}");
 }
 
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Nobody takes the speed of one drive for that of two.
+#[test]
+fn what_cannot_be_a_mirror_is_not_measured() {
+    let (copy, empty) = (copied(), tempfile::tempdir().unwrap());
+    let absent = copy.path().join("absent");
+    let shard = copy.path().join("model-00002-of-00003.safetensors");
+    fs::write(&shard, "something else").unwrap();
+    let file = copy.path().join("config.json");
+    let good = copied();
+    for (mirror, why) in [
+        (absent.as_path(), "No such file"),
+        (file.as_path(), "Not a directory"),
+        (empty.path(), "3 of 3 files are not used as mirrors"),
+        (copy.path(), "has 14 bytes, the primary has"),
+    ] {
+        for mirrors in [&[mirror][..], &[good.path(), mirror]] {
+            let output = mirror_bench(mirrors);
+            let error = stderr(&output);
+            assert_eq!(output.status.code(), Some(1), "{error}");
+            assert!(output.stdout.is_empty());
+            let lines: Vec<_> = error.lines().filter(|l| l.contains("error: ")).collect();
+            let name = mirror.to_str().unwrap();
+            assert!(
+                lines.len() == 1 && lines[0].contains(name) && lines[0].contains(why),
+                "{error}"
+            );
+        }
+    }
+    // Comparing finds out what the files are, but not what is no directory.
+    for mirror in [absent, file] {
+        let output = self::mirror("verify", &[mirror.as_path()], &["--json"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(output.stdout.is_empty());
+        assert!(stderr(&output).contains(mirror.to_str().unwrap()));
+    }
+}
+
+fn mirror_bench(mirrors: &[&Path]) -> Output {
+    mirror("bench", mirrors, &["--seconds", "0.1", "--json"])
+}
+
+#[test]
+fn a_partial_mirror_is_measured_and_what_gives_nothing_is_said() {
+    let copy = copied();
+    fs::remove_file(copy.path().join("model-00002-of-00003.safetensors")).unwrap();
+    let output = mirror_bench(&[copy.path()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("it is missing"));
+
+    let copy = copied();
+    let report = copy.path().join("report.html");
+    let args = ["--seconds", "0.1", "--mirror-weights", "1,0", "--report"];
+    let args = [&args[..], &[report.to_str().unwrap()]].concat();
+    let output = mirror("bench", &[copy.path()], &args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let nothing = format!("othing came from {}", copy.path().display());
+    assert!(stderr(&output).contains(&nothing), "{}", stderr(&output));
+    let html = fs::read_to_string(&report).unwrap();
+    assert!(html.contains(&nothing));
+}
+
+#[test]
+fn verify_says_its_speed_only_when_it_compared_something() {
+    let (copy, empty) = (copied(), tempfile::tempdir().unwrap());
+    let said = |mirror: &Path| {
+        let output = self::mirror("verify", &[mirror], &[]);
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(
+        said(copy.path()).contains("iB/s for"),
+        "{}",
+        said(copy.path())
+    );
+    let none = said(empty.path());
+    assert!(none.contains("there is no copy of any file"), "{none}");
+    assert!(!none.contains("B/s"), "{none}");
+    fs::write(copy.path().join("model-00002-of-00003.safetensors"), "x").unwrap();
+    let why = said(copy.path());
+    assert!(
+        why.contains("is no copy: it has 1 bytes, the primary has"),
+        "{why}"
+    );
+}
+
 /// A report that needs nothing else, and a log whose tags and counts can be read back.
 fn check_outputs(report: &Path, hlog: &Path, wanted: &[&str], runs: usize) {
     let html = fs::read_to_string(report).unwrap();
@@ -124,7 +212,14 @@ fn bench_writes_a_report_and_the_histograms() {
     let args = ["--seconds", "0.1", "--report", files[0], "--hlog", files[1]];
     let output = mirror("bench", &[copy.path()], &args);
     assert!(output.status.success());
-    check_outputs(&report, &hlog, &["all together", "of the sum", "Kernel"], 3);
+    // On one drive, which has both.
+    let drive = format!(
+        "Drive of {} and {}",
+        fixture().display(),
+        copy.path().display()
+    );
+    let wanted = ["all together", "of the sum", "Kernel", &drive];
+    check_outputs(&report, &hlog, &wanted, 3);
     let args = ["--seconds", "0.1", "--report", "/no/such/directory"];
     let output = mirror("bench", &[copy.path()], &args);
     assert_eq!(output.status.code(), Some(1));
@@ -283,6 +378,38 @@ fn profile_measures_every_engine() {
         text.contains("tokens a second") && text.contains("page cache"),
         "{text}"
     );
+}
+
+#[test]
+fn profile_names_every_directory_of_a_split_model() {
+    let (a, b) = (
+        copied(),
+        tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
+    );
+    let shard = "model-00002-of-00003.safetensors";
+    fs::rename(a.path().join(shard), b.path().join(shard)).unwrap();
+    let html = b.path().join("report.html");
+    let dirs = [a.path().to_str().unwrap(), b.path().to_str().unwrap()];
+    let output = run(&[
+        "profile",
+        "--model",
+        dirs[0],
+        "--model",
+        dirs[1],
+        "--engine",
+        "pread",
+        "--queue-depth",
+        "2",
+        "--seconds",
+        "0.05",
+        "--report",
+        html.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let html = fs::read_to_string(html).unwrap();
+    let both = format!("{} and {}", dirs[0], dirs[1]);
+    assert!(html.contains(&format!("Reads of {both}")));
+    assert!(html.contains(&format!("Drive of {both}")));
 }
 
 #[test]

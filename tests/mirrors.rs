@@ -193,7 +193,7 @@ fn the_directory_of_another_model_is_one_warning() {
     let warnings = warnings(&bench.run(&[&mirror]));
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     let count = shards(&mirror).len();
-    let wanted = format!("{count} of {count} files are not used as mirrors, the first is");
+    let wanted = format!("{count} of {count} files are not used as mirrors, like ");
     assert!(warnings[0].contains(&wanted), "{warnings:?}");
     assert!(
         warnings[0].contains("14 bytes, the primary has"),

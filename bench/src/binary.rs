@@ -15,7 +15,7 @@ pub fn path() -> anyhow::Result<PathBuf> {
     let binary = here.with_file_name("colibri-uring");
     ensure!(
         binary.exists(),
-        "{} is missing: cargo build --release",
+        "{} is missing: cargo build --release --workspace",
         binary.display()
     );
     Ok(binary)

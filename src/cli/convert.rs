@@ -15,7 +15,7 @@ use colibri_uring::quant::encode::Packing;
 use serde::Serialize;
 
 use super::size::{Size, human};
-use super::{interrupt, progress};
+use super::{inspect, interrupt, progress};
 
 /// Quantise a checkpoint into a container, shard by shard; what is interrupted goes on when run again
 #[derive(Debug, Args)]
@@ -183,20 +183,14 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
 /// What is going to happen, for people.
 fn describe(summary: &Summary, args: &ConvertArgs) -> String {
     let mut text = format!(
-        "{} become {} in {} shards; {} are free at {}\n",
+        "{} of tensors become {} in {} shards; {} are free at {}\n",
         human(summary.bytes_in),
         human(summary.bytes_out),
         summary.shards,
         human(summary.space_free),
         args.out.display()
     );
-    for (format, count) in &summary.formats {
-        text += &format!(
-            "  {format:<14} {:>8} tensors  {}\n",
-            count.tensors,
-            human(count.bytes)
-        );
-    }
+    text += &inspect::table(&summary.formats);
     if summary.unknown > 0 {
         text += &format!(
             "{} tensors are no part of this architecture and are copied\n",

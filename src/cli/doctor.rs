@@ -128,6 +128,7 @@ fn model_memory(dirs: &[PathBuf]) -> Check {
             dense: None,
             dsa: true,
             round_experts: None,
+            record: false,
             wish: Wish::default(),
         };
         let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());

@@ -14,6 +14,7 @@ use colibri_uring::quant::Format;
 use colibri_uring::shards::{Shards, Tensor};
 use colibri_uring::stream::Catalog;
 use colibri_uring::stream::catalog::Projection;
+use colibri_uring::weight::Counts;
 use serde::Serialize;
 
 use super::size::human;
@@ -35,16 +36,20 @@ pub struct InspectArgs {
 struct Report {
     /// Number of files.
     shards: usize,
-    /// Number of tensors.
+    /// Number of tensors, scales included.
     tensors: usize,
+    /// How many of them are scales of others.
+    scales: usize,
     /// Bytes of all tensors.
     bytes: u64,
+    /// Bytes of the files, with their headers.
+    file_bytes: u64,
     /// How long indexing took.
     index_seconds: f64,
     /// Bytes of the largest routed expert; 0 when there is none.
     expert_bytes: u64,
     /// Tensors and bytes by format, scales counted with their matrices; by element type where there is no format.
-    formats: BTreeMap<String, Count>,
+    formats: Counts,
     /// Number of layers by kind; `null` without a config.json.
     layers: Option<Layers>,
 }
@@ -55,12 +60,6 @@ struct Layers {
     sparse: usize,
     /// Layers of multi-token prediction, beyond the last one.
     mtp: usize,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-struct Count {
-    tensors: u64,
-    bytes: u64,
 }
 
 /// Indexes the shards and prints the report.
@@ -82,13 +81,16 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
             HashMap::new()
         })
     });
+    let (formats, scales) = count(shards.iter(), &packed);
     let report = Report {
         shards: shards.files().len(),
         tensors: shards.len(),
+        scales,
         bytes: shards.iter().map(|tensor| tensor.bytes).sum(),
+        file_bytes: shards.files().iter().map(|file| file.size()).sum(),
         index_seconds,
         expert_bytes: largest_expert(shards.iter()),
-        formats: formats(shards.iter(), &packed),
+        formats,
         layers: config.map(|config| layers(&shards, &config)),
     };
     if args.json {
@@ -103,19 +105,14 @@ fn print(report: &Report) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(
         out,
-        "{} tensors, {}, in {} files",
+        "{} tensors ({} of them scales), {}, in {} files of {}",
         report.tensors,
+        report.scales,
         human(report.bytes),
-        report.shards
+        report.shards,
+        human(report.file_bytes)
     )?;
-    for (format, count) in &report.formats {
-        writeln!(
-            out,
-            "  {format:<14} {:>8} tensors  {}",
-            count.tensors,
-            human(count.bytes)
-        )?;
-    }
+    out.write_all(table(&report.formats).as_bytes())?;
     if let Some(layers) = report.layers {
         writeln!(
             out,
@@ -127,6 +124,16 @@ fn print(report: &Report) -> io::Result<()> {
         writeln!(out, "a routed expert has {}", human(report.expert_bytes))?;
     }
     writeln!(out, "indexed in {:.3} s", report.index_seconds)
+}
+
+/// The formats as lines, and before them what is counted.
+pub fn table(formats: &Counts) -> String {
+    let title = "by format, scales as a part of what they scale:\n".to_owned();
+    let lines = formats.iter().map(|(format, count)| {
+        let (tensors, bytes) = (count.tensors, human(count.bytes));
+        format!("  {format:<14} {tensors:>8} tensors  {bytes}\n")
+    });
+    std::iter::once(title).chain(lines).collect()
 }
 
 /// The formats of all matrices that the model uses.
@@ -160,25 +167,25 @@ fn layers(shards: &Shards, config: &Config) -> Layers {
     }
 }
 
-fn formats<'a>(
+/// Counts the tensors by format, and those among them that are scales.
+fn count<'a>(
     tensors: impl Iterator<Item = Tensor<'a>>,
     packed: &HashMap<String, Format>,
-) -> BTreeMap<String, Count> {
-    let mut formats: BTreeMap<_, Count> = BTreeMap::new();
+) -> (Counts, usize) {
+    let (mut counts, mut scales) = (Counts::default(), 0);
     for tensor in tensors {
-        let matrix = [".qs", "_scale_inv"]
-            .iter()
-            .find_map(|suffix| tensor.name.strip_suffix(suffix))
-            .unwrap_or(tensor.name);
-        let format = match packed.get(matrix) {
-            Some(format) => format.to_string(),
-            None => tensor.dtype.to_string(),
-        };
-        let count = formats.entry(format).or_default();
-        count.tensors += 1;
-        count.bytes += tensor.bytes;
+        let suffixes = [".qs", "_scale_inv"].iter();
+        let mut owners = suffixes.filter_map(|suffix| tensor.name.strip_suffix(suffix));
+        if let Some(format) = owners.find_map(|owner| packed.get(owner)) {
+            counts.scales(format.to_string(), tensor.bytes);
+            scales += 1;
+            continue;
+        }
+        let format = packed.get(tensor.name).map(Format::to_string);
+        let format = format.unwrap_or_else(|| tensor.dtype.to_string());
+        counts.tensor(format, tensor.bytes);
     }
-    formats
+    (counts, scales)
 }
 
 /// Bytes of all tensors of the largest routed expert, scales included.

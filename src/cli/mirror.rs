@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::ensure;
 use clap::builder::FalseyValueParser;
 use clap::{Args, Subcommand};
-use colibri_uring::shards::Shards;
+use colibri_uring::shards::{Fault, Shards};
 
 use super::args::{DirectArg, EngineArg, check_mirrors};
 
@@ -48,10 +49,14 @@ struct CopiesArgs {
 }
 
 impl CopiesArgs {
-    /// Opens the model with its copies.
+    /// Opens the model with its copies. A mirror that is no directory is an error here: nobody asks about what is not there.
     fn open(&self) -> anyhow::Result<Shards> {
         check_mirrors(&self.mirror);
-        Ok(Shards::open_mirrored(&self.model, &self.mirror)?)
+        let shards = Shards::open_with(&self.model, &self.mirror, self.engine.into())?;
+        for fault in shards.faults() {
+            ensure!(matches!(fault, Fault::Files { .. }), "{fault}");
+        }
+        Ok(shards)
     }
 }
 

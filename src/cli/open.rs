@@ -71,6 +71,10 @@ impl Indexed {
         let loading = Loading::begin().context(HANDLE)?;
         let config = Config::load(&args.model[0])?;
         let shards = Shards::open_with(&args.model, &args.mirror, args.engine.into())?;
+        // A bad mirror costs speed and not the run.
+        for fault in shards.faults() {
+            tracing::warn!("{fault}");
+        }
         Ok(Indexed {
             start,
             config,
@@ -182,18 +186,18 @@ impl Indexed {
             start,
             config,
             shards,
-            recorded,
             ..
         } = self;
         let top_k = config.num_experts_per_tok;
         let identity = Identity::of(&shards, &config);
+        let record = trace::room(plan.needs.record);
         let store_options = StoreOptions {
             slots: plan.slots,
             lookahead: args.lookahead.into(),
             engine: Options {
                 kind: args.engine.into(),
                 search: Some(Options::SEARCH),
-                record: if recorded { trace::ROOM } else { 0 },
+                record,
                 ..Options::default()
             },
         };
@@ -215,7 +219,7 @@ impl Indexed {
                 scratch_bytes: usize::try_from(plan.needs.scratch)?,
                 slice: args.slice(),
                 load_seconds,
-                recorded,
+                record,
                 stop,
             },
             store,
@@ -243,6 +247,7 @@ fn survey(args: &ModelArgs, tokens: Tokens, of: &Indexed, files: &ExpertFiles) -
         drafts: of.drafts.most(),
         dense: args.dense_bits.map(Packing::from),
         round_experts: args.expert_bits.map(Packing::from),
+        record: of.recorded,
         wish: Wish {
             ram: args.ram.map(|size| size.0),
             cache_slots: args.cache_slots,
@@ -286,7 +291,8 @@ pub struct Opened {
     scratch_bytes: usize,
     slice: usize,
     load_seconds: f64,
-    recorded: bool,
+    /// How many entries are recorded.
+    record: usize,
     /// Somebody has asked to stop.
     stop: Arc<AtomicBool>,
 }
@@ -298,9 +304,14 @@ impl Opened {
         dirs.map(|dir| dir.display().to_string()).collect()
     }
 
-    /// On what it runs.
+    /// Its directories, without mirrors.
+    pub fn name(&self) -> String {
+        machine::listed(self.shards.dirs())
+    }
+
+    /// On what it runs, with the drives of all its directories and mirrors.
     pub fn facts(&self) -> Vec<(String, String)> {
-        machine::facts(self.shards.files())
+        machine::facts(&self.shards.with_copies())
     }
 
     /// How long opening and loading took.
@@ -324,8 +335,8 @@ impl Opened {
             round_experts: self.round_experts,
         };
         let mut session = Session::new(&self.model, store, &self.pool, options);
-        if self.recorded {
-            session.record_laps(trace::ROOM);
+        if self.record > 0 {
+            session.record_laps(self.record);
         }
         session
     }

@@ -84,9 +84,8 @@ impl Pictures {
             file.keep(written)?;
         }
         if let Some(file) = self.report {
-            let sources = opened.sources();
             let about = About {
-                model: sources.first().map_or("a model", String::as_str),
+                model: &opened.name(),
                 tiles: &tiles(stats),
                 facts: &opened.facts(),
             };

@@ -35,6 +35,9 @@ pub struct PlanArgs {
         env = "COLIBRI_PROMPT_TOKENS"
     )]
     prompt_tokens: usize,
+    /// With what `decode --trace` or `--report` records
+    #[arg(long, env = "COLIBRI_RECORD", value_parser = FalseyValueParser::new())]
+    record: bool,
     /// Print one JSON object
     #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
@@ -54,6 +57,7 @@ pub struct Report {
     drafts_bytes: u64,
     index_bytes: u64,
     program_bytes: u64,
+    record_bytes: u64,
     /// Slabs that a token needs at once.
     working_slab_bytes: u64,
     /// Slabs beside them, in which experts are kept.
@@ -109,6 +113,7 @@ impl Report {
             drafts_bytes: needs.drafts,
             index_bytes: needs.index,
             program_bytes: needs.program,
+            record_bytes: needs.record,
             working_slab_bytes: working,
             cache_slab_bytes: slabs - working,
             total_bytes: needs.sum().saturating_add(slabs),
@@ -134,7 +139,9 @@ const DEFAULT_CONTEXT: usize = 4096;
 
 /// Works the plan out and prints it.
 pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
-    let indexed = Indexed::open(&args.model)?.drafting(args.draft.mtp.0)?;
+    let indexed = Indexed::open(&args.model)?
+        .drafting(args.draft.mtp.0)?
+        .recording(args.record);
     let context = (args.context)
         .unwrap_or_else(|| DEFAULT_CONTEXT.min(indexed.config().max_position_embeddings));
     ensure!(context > 0, "a context has at least one token");
@@ -174,6 +181,13 @@ fn print(report: &Report, context: usize) -> io::Result<()> {
     line("drafts", Some(report.drafts_bytes), "")?;
     line("index", Some(report.index_bytes), "")?;
     line("program", Some(report.program_bytes), "")?;
+    if report.record_bytes > 0 {
+        line(
+            "record",
+            Some(report.record_bytes),
+            "for a trace or a report",
+        )?;
+    }
     let working = "what a token needs at once";
     line(
         "expert slabs, working",

@@ -35,7 +35,9 @@ use table::{Report, cache_lines, print};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     colibri-uring profile --model /ssd/GLM-5.2 --report profile.html\n  \
-    colibri-uring profile --file /ssd/large --block-size 1MiB 19MiB --queue-depth 4 8 --engine uring --json")]
+    colibri-uring profile --file /ssd/large --block-size 1MiB 19MiB --queue-depth 4 8 --engine uring --json\n  \
+    colibri-uring profile --model /ssd/GLM-5.2 --seconds 5      # for a drive that is to be bought\n\n\
+    Without --seconds all of it takes about half a minute.")]
 pub struct ProfileArgs {
     /// Directory of a model, whose experts are read; several times for a model split over drives [default: the demo model]
     #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
@@ -57,9 +59,9 @@ pub struct ProfileArgs {
     /// Whether to read around the page cache (O_DIRECT); auto does where that is possible
     #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_DIRECT")]
     direct: DirectArg,
-    /// How long each measurement takes
-    #[arg(long, value_name = "S", default_value_t = 2.0, value_parser = seconds, env = "COLIBRI_SECONDS")]
-    seconds: f64,
+    /// How long each measurement takes [default: 2, or less where all of them would take more than half a minute]
+    #[arg(long, value_name = "S", value_parser = seconds, env = "COLIBRI_SECONDS")]
+    seconds: Option<f64>,
     #[command(flatten)]
     reports: ReportArgs,
     /// Print one JSON object
@@ -91,17 +93,20 @@ struct Subject {
 /// Measures and prints.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let reports = args.reports.create()?;
+    let looking = progress::spinner("looking at the files".into());
     let subject = match &args.file {
         Some(path) => of_file(args, path)?,
         None => of_model(args)?,
     };
+    looking.finish_and_clear();
     let refused = subject.target.direct_refused();
     let modes = modes(args, refused.is_none());
     if let (DirectArg::Auto, Some(reason)) = (args.direct, &refused) {
         tracing::warn!("reads go through the page cache: {reason}");
     }
     warn_of_holes(&subject.target);
-    let runs = measure(args, &subject, &modes)?;
+    let runs = plan_runs(args, &subject, &modes);
+    let runs = measure(args, &subject.target, runs)?;
     let cache = cache_lines(&modes);
     let best = runs.iter().map(Measurement::mib_per_s).fold(0.0, f64::max);
     let verdict = match &subject.demand {
@@ -149,17 +154,22 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes every run. With all engines, one that does not work here is left out, and said to be once.
-fn measure(
-    args: &ProfileArgs,
-    subject: &Subject,
-    modes: &[(Reader, bool)],
-) -> anyhow::Result<Vec<Measurement>> {
+/// Where nobody says how long a measurement takes: seconds of all of them at most, with those that do not count.
+const TOGETHER: f64 = 30.0;
+/// Seconds of one at least and at most.
+const EACH: (f64, f64) = (0.05, 2.0);
+
+/// All that is to be measured.
+fn plan_runs(args: &ProfileArgs, subject: &Subject, modes: &[(Reader, bool)]) -> Vec<Run> {
     let depths: Vec<usize> = match args.queue_depth.as_slice() {
         [] => vec![1, 2, 4, 8, 16],
         given => given.iter().map(|n| usize::from(*n)).collect(),
     };
-    let mut runs = Vec::new();
+    let count = subject.blocks.len() * modes.len() * depths.len();
+    // A quarter of each comes before it and does not count.
+    let fair = TOGETHER / 1.25 / count.max(1) as f64;
+    let seconds = args.seconds.unwrap_or(fair.clamp(EACH.0, EACH.1));
+    let mut runs = Vec::with_capacity(count);
     for blocks in &subject.blocks {
         for &(reader, direct) in modes {
             for &queue_depth in &depths {
@@ -168,29 +178,51 @@ fn measure(
                     direct,
                     blocks: blocks.clone(),
                     queue_depth,
-                    time: Duration::from_secs_f64(args.seconds),
+                    time: Duration::from_secs_f64(seconds),
                 });
             }
         }
     }
+    runs
+}
+
+/// Makes the runs. With all engines, one that does not work here is left out, and said to be once.
+fn measure(
+    args: &ProfileArgs,
+    target: &Target,
+    runs: Vec<Run>,
+) -> anyhow::Result<Vec<Measurement>> {
     let bar = progress::steps(runs.len() as u64);
+    if let Some(run) = runs.first() {
+        let all = (run.time + run.warm_up()).as_secs_f64() * runs.len() as f64;
+        bar.println(format!(
+            "{} runs of {:.2} s, some {all:.0} s in all (--seconds for longer or shorter ones)",
+            runs.len(),
+            run.time.as_secs_f64()
+        ));
+    }
     let mut measured = Vec::new();
     let mut left_out: Vec<(Reader, bool)> = Vec::new();
     let mut failed = None;
     for run in runs {
+        let mode = (run.reader, run.direct);
+        if left_out.contains(&mode) {
+            bar.inc(1);
+            continue;
+        }
         bar.set_message(format!(
-            "{} of {}, {} at once",
+            "{}{} of {}, {} at once",
+            if run.direct {
+                ""
+            } else {
+                "the files leave the page cache; "
+            },
             run.reader.name(),
             human(run.blocks.longest()),
             run.queue_depth
         ));
-        bar.inc(1);
-        let mode = (run.reader, run.direct);
-        if left_out.contains(&mode) {
-            continue;
-        }
         let start = SystemTime::now();
-        match subject.target.measure(&run) {
+        match target.measure(&run) {
             Ok(outcome) => measured.push(Measurement {
                 run,
                 outcome,
@@ -203,6 +235,7 @@ fn measure(
             }
             Err(error) => return Err(error.into()),
         }
+        bar.inc(1);
     }
     bar.finish_and_clear();
     match failed {
@@ -255,7 +288,7 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
     };
     let files = (used.iter()).map(|&file| shards.files()[file as usize].clone());
     Ok(Subject {
-        name: args.model[0].display().to_string(),
+        name: machine::listed(&args.model),
         target: Target::new(files.collect()),
         blocks,
         demand: Some(Demand {
@@ -278,6 +311,7 @@ fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64,
         dense: None,
         dsa: true,
         round_experts: None,
+        record: false,
         wish: Wish::default(),
     };
     let plan = plan::survey(shards, config, experts, ask, &Roots::default()).plan()?;

@@ -16,9 +16,10 @@ pub fn bytes(total: u64) -> ProgressBar {
     )
 }
 
-/// A bar over a number of steps, with a message.
+/// A bar over a number of steps, with a message. It moves while a step takes its time.
 pub fn steps(total: u64) -> ProgressBar {
-    bar(total, "{bar:32} {pos} of {len}: {msg}")
+    let template = "{spinner} {bar:32} {pos} of {len}, {elapsed}: {msg}";
+    moving(total, template, String::new())
 }
 
 /// A bar over a prompt of `tokens` tokens that `session` is going to read.

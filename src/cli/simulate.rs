@@ -230,6 +230,7 @@ impl Scene {
             drafts: 0,
             dense: None,
             round_experts: None,
+            record: false,
             wish: Wish {
                 // The machine that is asked about has room for the slots that are asked for.
                 ram: (args.ram.map(|size| size.0)).or(args.cache_slots.map(|_| u64::MAX)),

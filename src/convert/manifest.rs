@@ -308,10 +308,9 @@ impl Manifest {
         };
         for (shard, finished) in self.shards.iter().zip(finished) {
             for item in &shard.items {
-                let format = item.format.map_or("other".to_owned(), |f| f.to_string());
-                let count = summary.formats.entry(format).or_default();
-                count.tensors += 1;
-                count.bytes += item.bytes();
+                let format = item.format.map(|format| format.to_string());
+                let format = format.unwrap_or_else(|| item.weights.dtype.clone());
+                summary.formats.tensor(format, item.bytes());
                 let bytes: u64 = item.spans().map(|span| span.bytes).sum();
                 summary.bytes_in += bytes;
                 summary.bytes_to_read += if *finished { 0 } else { bytes };

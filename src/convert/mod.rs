@@ -14,7 +14,6 @@ mod space;
 mod sums;
 mod write;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -22,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pool::Pool;
 use crate::quant::encode::Packing;
+use crate::weight::Counts;
 
 pub use error::ConvertError;
 use files::{OutDir, Sources};
@@ -57,15 +57,6 @@ pub struct Options {
     pub delete_source: bool,
 }
 
-/// Tensors and bytes of one format.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Count {
-    /// Matrices, or vectors.
-    pub tensors: u64,
-    /// Bytes, scales included.
-    pub bytes: u64,
-}
-
 /// What a conversion will do, or has done.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Summary {
@@ -75,7 +66,7 @@ pub struct Summary {
     pub finished_before: usize,
     /// Bytes of the tensors of the checkpoint.
     pub bytes_in: u64,
-    /// Bytes of all output shards.
+    /// Bytes of all output shards, headers included.
     pub bytes_out: u64,
     /// Bytes of the source that are still to be read.
     pub bytes_to_read: u64,
@@ -84,7 +75,7 @@ pub struct Summary {
     /// Bytes that are free there.
     pub space_free: u64,
     /// Tensors by the format they get.
-    pub formats: BTreeMap<String, Count>,
+    pub formats: Counts,
     /// Matrices that were already packed, and are rounded a second time.
     pub requantised: u64,
     /// Tensors that are no part of the model as far as it is known; copied as they are.

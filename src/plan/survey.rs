@@ -9,11 +9,14 @@ use crate::quant::encode::Packing;
 use crate::shards::Shards;
 use crate::stream::ExpertFiles;
 use crate::stream::slots::Footprint;
+use crate::trace;
 
 /// The program itself, its stacks, the queues of the ring.
 const PROGRAM: u64 = 24 << 20;
 /// Bytes of index for a tensor: name, shape, place, hash.
 const INDEX_ENTRY: u64 = 256;
+/// Of a small budget, a record takes this part at most, and ends earlier.
+const RECORD_SHARE: u64 = 16;
 
 /// How a model is going to be used.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +35,8 @@ pub struct Ask {
     pub dense: Option<Packing>,
     /// What float and FP8 experts are rounded to when they are computed; `None` keeps them.
     pub round_experts: Option<Packing>,
+    /// Whether it is recorded what is read and computed when.
+    pub record: bool,
     /// What the user asked for.
     pub wish: Wish,
 }
@@ -64,6 +69,8 @@ pub fn survey(
     ask: Ask,
     roots: &Roots,
 ) -> Survey {
+    let available = available(roots);
+    let budget = budget(&available, &ask.wish);
     let rounding = (ask.round_experts).map_or(0, |_| Rounding::bytes(config, ask.threads));
     Survey {
         needs: Needs {
@@ -74,16 +81,26 @@ pub fn survey(
             drafts: draft_bytes(config, ask.drafts),
             index: shards.len() as u64 * INDEX_ENTRY,
             program: PROGRAM.saturating_add(rounding),
+            record: match ask.record {
+                true => trace::bytes(trace::ROOM).min(budget.unwrap_or(0) / RECORD_SHARE),
+                false => 0,
+            },
         },
         prompt_scratch: Sizes::scratch_for(config, ask.dsa, ask.prompt),
         footprints: files.footprints(),
         moe_layers: files.moe_layers(),
         top_k: config.num_experts_per_tok,
-        available: available(roots),
+        available,
         four_bits: (ask.dense.is_none())
             .then(|| resident_bytes(shards, config, Some(Packing::Int4Group(64)))),
         wish: ask.wish,
     }
+}
+
+/// What a plan may use, if anything is known about it.
+fn budget(available: &Result<Available, PlanError>, wish: &Wish) -> Option<u64> {
+    let available = available.as_ref().map(Available::budget).ok();
+    wish.ram.or(available)
 }
 
 impl Survey {
@@ -133,8 +150,7 @@ impl Survey {
 
     /// What the plan may use, if anything is known about it.
     pub fn budget(&self) -> Option<u64> {
-        let available = self.available.as_ref().map(Available::budget).ok();
-        self.wish.ram.or(available)
+        budget(&self.available, &self.wish)
     }
 
     fn plan_with(&self, needs: &Needs, cache_slots: Option<u64>) -> Result<Plan, PlanError> {

@@ -9,7 +9,8 @@ use bytesize::ByteSize;
 use colibri_ring::file::File;
 use colibri_ring::probe::{self, huge};
 
-/// Kernel, processor, memory, huge pages, and the drive of each of `files` with its file system and O_DIRECT, by name.
+/// Kernel, processor, memory, huge pages, and the drives of `files`, each with all directories on it, its file system and O_DIRECT,
+/// by name.
 pub fn facts(files: &[Arc<File>]) -> Vec<(String, String)> {
     let mut facts = vec![
         ("Kernel".to_owned(), format!("Linux {}", probe::kernel())),
@@ -17,15 +18,54 @@ pub fn facts(files: &[Arc<File>]) -> Vec<(String, String)> {
         ("Memory".to_owned(), memory()),
         ("Huge pages".to_owned(), huge_pages()),
     ];
-    let mut seen = Vec::new();
-    for file in files {
-        if !seen.contains(&file.drive()) {
-            seen.push(file.drive());
-            let dir = file.path().parent().unwrap_or(Path::new("."));
-            facts.push((format!("Drive of {}", dir.display()), drive(file)));
-        }
+    for files in by_drive(files) {
+        facts.push((
+            format!("Drive of {}", listed(&dirs(&files))),
+            drive(files[0]),
+        ));
     }
     facts
+}
+
+/// The files of each drive, in the order of the first of each.
+fn by_drive(files: &[Arc<File>]) -> Vec<Vec<&File>> {
+    let mut drives: Vec<Vec<&File>> = Vec::new();
+    for file in files {
+        let known = drives.iter_mut().find(|of| of[0].drive() == file.drive());
+        match known {
+            Some(of) => of.push(file),
+            None => drives.push(vec![file]),
+        }
+    }
+    drives
+}
+
+/// The directories that files are in, each once.
+fn dirs<'a>(files: &[&'a File]) -> Vec<&'a Path> {
+    let mut dirs = Vec::new();
+    for file in files {
+        let dir = file.path().parent().unwrap_or(Path::new(""));
+        let dir = if dir == Path::new("") {
+            Path::new(".")
+        } else {
+            dir
+        };
+        if !dirs.contains(&dir) {
+            dirs.push(dir);
+        }
+    }
+    dirs
+}
+
+/// Names of directories in a sentence: `a, b and c`.
+pub fn listed(dirs: &[impl AsRef<Path>]) -> String {
+    let names: Vec<String> = (dirs.iter())
+        .map(|dir| dir.as_ref().display().to_string())
+        .collect();
+    match names.split_last() {
+        Some((last, before)) if !before.is_empty() => format!("{} and {last}", before.join(", ")),
+        _ => names.concat(),
+    }
 }
 
 fn processor() -> String {
@@ -131,6 +171,25 @@ fn human(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_drive_is_named_once_with_all_its_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |path: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "x").unwrap();
+            Arc::new(File::open(path).unwrap())
+        };
+        let files = [file("a/1"), file("a/2"), file("b/1"), file("c/1")];
+        let facts = facts(&files);
+        let drives: Vec<_> = (facts.iter())
+            .filter(|(name, _)| name.starts_with("Drive of"))
+            .collect();
+        assert_eq!(drives.len(), 1, "{facts:?}");
+        let [a, b, c] = ["a", "b", "c"].map(|name| dir.path().join(name).display().to_string());
+        assert_eq!(drives[0].0, format!("Drive of {a}, {b} and {c}"));
+    }
 
     #[test]
     fn the_deepest_mount_holds_a_path() {

@@ -27,11 +27,15 @@ impl Mirrors<'_> {
     pub fn page(&self) -> Page {
         let mut page = Page::new(&format!("Mirrors of {}", self.subject));
         let speed = self.together.mib_per_s();
-        page.verdict(&[format!(
-            "{} drives together read {speed:.0} MiB/s, {:.2} of the sum of what each gives alone.",
+        let mut verdict = vec![format!(
+            "{} directories together read {speed:.0} MiB/s, {:.2} of the sum of what each gives alone.",
             self.single.len(),
             self.scaling
-        )]);
+        )];
+        let shares = self.single.iter().zip(self.shares);
+        let unused = shares.filter(|(_, share)| **share == 0.0);
+        verdict.extend(unused.map(|((dir, _), _)| format!("Nothing came from {dir}.")));
+        page.verdict(&verdict);
         page.facts(self.facts);
         page.section("Bandwidth");
         page.bars(&self.bars());

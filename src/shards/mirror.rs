@@ -1,5 +1,5 @@
 //! Mirrors: directories with copies of shards on other drives. They add bandwidth and change nothing else, so whatever is
-//! wrong with one costs a warning and not the run.
+//! wrong with one is a [`Fault`] to be told of, and no error.
 //!
 //! A file of a mirror is taken as a copy of the primary of the same name if its size and its header are the primary's, byte
 //! for byte. Headers are compared while the primary's is in memory, by whichever thread has just parsed it: many at
@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,13 +34,18 @@ pub struct MirrorFile {
 
 /// Why a mirror does not serve a file.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub enum Refusal {
     /// It does not have it.
     Missing,
     /// It cannot be opened or read.
     File(FileError),
     /// It has another size.
-    Size { primary: u64, mirror: u64 },
+    Size {
+        /// Bytes of the primary.
+        primary: u64,
+        /// Bytes of what is in the mirror.
+        mirror: u64,
+    },
     /// It has another header.
     Header,
 }
@@ -57,6 +63,80 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// A file that a mirror does not serve.
+#[derive(Debug)]
+pub struct Unserved {
+    /// The primary.
+    pub primary: PathBuf,
+    /// Where its copy would be.
+    pub path: PathBuf,
+    /// Why it is not served.
+    pub reason: Refusal,
+}
+
+/// What is wrong with a mirror.
+#[derive(Debug)]
+pub enum Fault {
+    /// It is no directory that can be read, and serves nothing.
+    Directory {
+        /// The mirror.
+        dir: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// It does not serve every file.
+    Files {
+        /// The mirror.
+        dir: PathBuf,
+        /// Those that it does not serve; there is one at least.
+        unserved: Vec<Unserved>,
+        /// How many files the model has.
+        of: usize,
+    },
+}
+
+impl Fault {
+    /// Whether it is only that some files have not been copied, as where a mirror was staged within a budget.
+    pub fn is_partial(&self) -> bool {
+        match self {
+            Fault::Directory { .. } => false,
+            Fault::Files { unserved, of, .. } => {
+                let missing = |file: &Unserved| matches!(file.reason, Refusal::Missing);
+                unserved.len() < *of && unserved.iter().all(missing)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (dir, unserved, of) = match self {
+            Fault::Directory { dir, source } => {
+                return write!(f, "mirror {} is not used: {source}", dir.display());
+            }
+            Fault::Files { dir, unserved, of } => (dir, unserved, of),
+        };
+        // What is there and is no copy says more than what is not there.
+        let wrong = |file: &&Unserved| !matches!(file.reason, Refusal::Missing);
+        let Some(first) = unserved.iter().find(wrong).or(unserved.first()) else {
+            return Ok(());
+        };
+        let (path, reason) = (first.path.display(), &first.reason);
+        match unserved.len() {
+            1 => {
+                let primary = first.primary.display();
+                write!(f, "{path} is not used as a mirror of {primary}: {reason}")
+            }
+            // One line for a directory: that of another model would be a line for each of hundreds of files.
+            count => write!(
+                f,
+                "{}: {count} of {of} files are not used as mirrors, like {path}: {reason}",
+                dir.display()
+            ),
+        }
+    }
+}
+
 /// For one shard, what each mirror that can be used at all has of it.
 pub(super) type Offers = Vec<(usize, Result<Arc<File>, Refusal>)>;
 
@@ -66,10 +146,21 @@ pub(super) struct Mirrors<'a> {
     dirs: &'a [PathBuf],
     /// Indices of those that are directories.
     usable: Vec<usize>,
+    /// What is wrong with the others.
+    faults: Vec<Option<Fault>>,
+}
+
+/// Which copies are used.
+#[derive(Debug)]
+pub(super) struct Settled {
+    /// Of each file, its copies.
+    pub copies: Vec<Vec<MirrorFile>>,
+    /// Of each mirror, what is wrong with it.
+    pub faults: Vec<Option<Fault>>,
 }
 
 impl<'a> Mirrors<'a> {
-    /// Looks at the directories. One that is not there is left out, with a warning.
+    /// Looks at the directories. One that is not there is left out.
     ///
     /// # Errors
     /// More than [`MAX_MIRRORS`], or a directory that is given twice, be it as a mirror or as one of the model's.
@@ -86,7 +177,7 @@ impl<'a> Mirrors<'a> {
                 seen.insert((meta.dev(), meta.ino()), dir);
             }
         }
-        let mut usable = Vec::new();
+        let (mut usable, mut faults) = (Vec::new(), Vec::new());
         for (i, dir) in dirs.iter().enumerate() {
             // Listing it finds out whether it is a directory, and one that may be read.
             match std::fs::read_dir(dir).and_then(|_| dir.metadata()) {
@@ -98,11 +189,19 @@ impl<'a> Mirrors<'a> {
                         });
                     }
                     usable.push(i);
+                    faults.push(None);
                 }
-                Err(e) => tracing::warn!("mirror {} is not used: {e}", dir.display()),
+                Err(source) => faults.push(Some(Fault::Directory {
+                    dir: dir.clone(),
+                    source,
+                })),
             }
         }
-        Ok(Mirrors { dirs, usable })
+        Ok(Mirrors {
+            dirs,
+            usable,
+            faults,
+        })
     }
 
     /// What each mirror has of `primary`, whose header (without its length field) is `header`.
@@ -114,7 +213,7 @@ impl<'a> Mirrors<'a> {
     fn offer(&self, dir: &Path, primary: &File, header: &[u8]) -> Result<Arc<File>, Refusal> {
         let name = primary.path().file_name().unwrap_or_default();
         let file = File::open(dir.join(name)).map_err(|e| match e {
-            FileError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            FileError::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 Refusal::Missing
             }
             e => Refusal::File(e),
@@ -132,52 +231,47 @@ impl<'a> Mirrors<'a> {
         }
     }
 
-    /// Decides which copies are used, and says so: one warning for each mirror that does not serve every file, and how many
-    /// each serves. Returns the copies of each file.
-    pub(super) fn settle(&self, files: &[Arc<File>], offers: Vec<Offers>) -> Vec<Vec<MirrorFile>> {
+    /// Decides which copies are used, and finds out what is wrong with the mirrors that do not serve every file.
+    pub(super) fn settle(self, files: &[Arc<File>], offers: Vec<Offers>) -> Settled {
         let mut copies: Vec<Vec<MirrorFile>> = vec![Vec::new(); files.len()];
         let mut refused = Vec::new();
         for (i, offers) in offers.into_iter().enumerate() {
             for (mirror, offer) in offers {
                 match offer {
                     Ok(file) => copies[i].push(MirrorFile { mirror, file }),
-                    Err(refusal) => refused.push((mirror, i, refusal)),
+                    Err(reason) => refused.push((mirror, i, reason)),
                 }
             }
         }
-        // Of each mirror, the files that it does not serve, with the original's index and the reason.
-        let mut unused: Vec<Vec<(PathBuf, usize, Refusal)>> = Vec::new();
-        unused.resize_with(self.dirs.len(), Vec::new);
-        for (mirror, i, refusal) in refused {
+        for &mirror in &self.usable {
+            self.report(mirror, files, &copies);
+        }
+        let mut faults = self.faults;
+        for (mirror, i, reason) in refused {
             let name = files[i].path().file_name().unwrap_or_default();
             // In a model that is split over directories, two files may have one name, and a mirror can have a copy of one.
             let taken = (0..files.len()).any(|j| {
                 files[j].path().file_name() == Some(name)
                     && copies[j].iter().any(|copy| copy.mirror == mirror)
             });
-            if !taken {
-                unused[mirror].push((self.dirs[mirror].join(name), i, refusal));
-            }
-        }
-        // One line for a directory: that of another model would be a line for each of hundreds of files.
-        for (dir, unused) in self.dirs.iter().zip(&unused) {
-            let Some((path, i, refusal)) = unused.first() else {
+            if taken {
                 continue;
-            };
-            let (path, primary) = (path.display(), files[*i].path().display());
-            match unused.len() {
-                1 => tracing::warn!("{path} is not used as a mirror of {primary}: {refusal}"),
-                count => tracing::warn!(
-                    "{}: {count} of {} files are not used as mirrors, the first is {path}: {refusal}",
-                    dir.display(),
-                    files.len()
-                ),
+            }
+            let dir = &self.dirs[mirror];
+            let fault = faults[mirror].get_or_insert_with(|| Fault::Files {
+                dir: dir.clone(),
+                unserved: Vec::new(),
+                of: files.len(),
+            });
+            if let Fault::Files { unserved, .. } = fault {
+                unserved.push(Unserved {
+                    primary: files[i].path().to_owned(),
+                    path: dir.join(name),
+                    reason,
+                });
             }
         }
-        for &mirror in &self.usable {
-            self.report(mirror, files, &copies);
-        }
-        copies
+        Settled { copies, faults }
     }
 
     fn report(&self, mirror: usize, files: &[Arc<File>], copies: &[Vec<MirrorFile>]) {

@@ -30,7 +30,7 @@ pub use dtype::Dtype;
 pub use error::{Flaw, ShardError};
 pub use header::{MAX_HEADER, Metadata};
 pub(crate) use mirror::is_copy;
-pub use mirror::{MAX_MIRRORS, MirrorFile};
+pub use mirror::{Fault, MAX_MIRRORS, MirrorFile, Refusal, Unserved};
 pub(crate) use part::open_part;
 pub use sample::data_sample;
 pub use write::{
@@ -39,7 +39,7 @@ pub use write::{
 
 use header::{Header, Record};
 use index::Index;
-use mirror::Mirrors;
+use mirror::{Mirrors, Settled};
 
 /// Whether the page cache should forget what was just read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +82,8 @@ pub struct Shards {
     files: Vec<Arc<File>>,
     /// Of each file, its copies in mirrors.
     copies: Vec<Vec<MirrorFile>>,
+    /// Of each mirror, what is wrong with it.
+    faults: Vec<Option<Fault>>,
     /// Of each file: its directory, `__metadata__`, and its drive's read-ahead in bytes.
     dir_of: Vec<usize>,
     metadata: Vec<Metadata>,
@@ -99,7 +101,7 @@ impl Shards {
     }
 
     /// Like [`Shards::open`], and finds the copies of the files in up to [`MAX_MIRRORS`] other directories. What is wrong
-    /// with a mirror is a warning, not an error.
+    /// with a mirror is a [`Shards::fault`], not an error.
     ///
     /// # Errors
     /// Those of [`Shards::open`], too many mirrors, and a directory that is given twice.
@@ -141,7 +143,7 @@ impl Shards {
             Ok::<_, ShardError>((header, mirroring.offers(file, text)))
         })?;
         let (mut headers, offers): (Vec<_>, Vec<_>) = parsed.into_iter().unzip();
-        let copies = mirroring.settle(&files, offers);
+        let Settled { copies, faults } = mirroring.settle(&files, offers);
         let metadata = headers
             .iter_mut()
             .map(|h| std::mem::take(&mut h.metadata))
@@ -154,6 +156,7 @@ impl Shards {
             dirs: dirs.to_vec(),
             mirrors: mirrors.to_vec(),
             copies,
+            faults,
             read_ahead: read_ahead(&files),
             files,
             dir_of,
@@ -177,9 +180,25 @@ impl Shards {
         &self.mirrors
     }
 
+    /// What is wrong with a mirror, as an index of [`Shards::mirrors`]; `None` when it serves every file.
+    pub fn fault(&self, mirror: usize) -> Option<&Fault> {
+        self.faults[mirror].as_ref()
+    }
+
+    /// What is wrong with mirrors, in their order.
+    pub fn faults(&self) -> impl Iterator<Item = &Fault> {
+        self.faults.iter().flatten()
+    }
+
     /// The copies of a file in mirrors.
     pub fn copies(&self, file: usize) -> &[MirrorFile] {
         &self.copies[file]
+    }
+
+    /// Every file, and every copy of it.
+    pub fn with_copies(&self) -> Vec<Arc<File>> {
+        let replicas = self.replicas().into_iter().flatten();
+        replicas.map(|replica| replica.file).collect()
     }
 
     /// Every file with its copies. A source is a directory: first the model's, then the mirrors.

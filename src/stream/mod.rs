@@ -5,6 +5,7 @@
 
 pub mod cache;
 pub mod catalog;
+mod error;
 pub mod files;
 pub mod log;
 mod lookahead;
@@ -14,9 +15,10 @@ pub mod store;
 pub mod usage;
 
 pub use catalog::Catalog;
+pub use error::StreamError;
 pub use files::ExpertFiles;
 pub use lookahead::LayerStats;
-pub use store::{ExpertStore, StoreOptions, StreamError, StreamStats};
+pub use store::{ExpertStore, StoreOptions, StreamStats};
 
 use crate::quant::Matrix;
 

@@ -3,11 +3,8 @@
 use std::collections::VecDeque;
 
 use colibri_ring::arena::SlabId;
-use colibri_ring::engine::{Engine, EngineError, Options, SlabState};
-use colibri_ring::extent::RangeError;
-use colibri_ring::record::Record;
-use colibri_ring::replica::DirectRefused;
-use colibri_ring::schedule::{Event, Priority, ReadError};
+use colibri_ring::engine::{Engine, Options, SlabState};
+use colibri_ring::schedule::{Event, Priority};
 use colibri_ring::sim::{Clock, SimDrive};
 
 use super::cache::{Cache, Key};
@@ -18,9 +15,12 @@ use super::lookahead::{Costs, Foresight, LayerStats};
 use super::routing::{self, Recorder};
 use super::slots::Slots;
 use super::usage::Usage;
-use super::{Lookahead, Ready, Want};
+use super::{Lookahead, Ready, StreamError, Want};
 use crate::quant::encode::NotFinite;
 use crate::quant::{Activations, Matrix};
+
+mod pins;
+mod record;
 
 /// How experts are kept and read.
 #[derive(Clone, Debug)]
@@ -31,49 +31,6 @@ pub struct StoreOptions {
     pub lookahead: Lookahead,
     /// Device, windows, chunk size.
     pub engine: Options,
-}
-
-/// Why experts cannot be streamed.
-#[derive(Debug, thiserror::Error)]
-pub enum StreamError {
-    /// O_DIRECT was insisted on.
-    #[error(transparent)]
-    Direct(#[from] DirectRefused),
-    /// A tensor's place in its file is impossible.
-    #[error("{tensor}: {source}")]
-    Range {
-        /// The tensor.
-        tensor: String,
-        /// Why.
-        source: RangeError,
-    },
-    /// The engine does not run.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// A read failed on every copy.
-    #[error("cannot read tensor {tensor}: {source}")]
-    Read {
-        /// The tensor.
-        tensor: String,
-        /// File, offset, and the operating system's answer.
-        source: ReadError,
-    },
-    /// The scales of an expert are no numbers.
-    #[error("tensor {tensor} has a scale that is infinite or NaN")]
-    Scale {
-        /// The tensor with the scales.
-        tensor: String,
-    },
-    /// An expert that should be rounded has a weight that cannot be.
-    #[error("tensor {tensor}, expert {expert}, cannot be quantised: {found}")]
-    NotFinite {
-        /// The tensor.
-        tensor: String,
-        /// Index of the expert in its layer.
-        expert: u32,
-        /// Where, and the weight.
-        found: NotFinite,
-    },
 }
 
 /// What the store did so far.
@@ -236,52 +193,6 @@ impl ExpertStore {
     /// How the experts' products take activations.
     pub fn activations(&self) -> Activations {
         self.activations
-    }
-
-    /// From now on, tells `recorder` what routers say.
-    pub fn record_routing(&mut self, recorder: Recorder) {
-        self.recorder = Some(recorder);
-    }
-
-    /// Ends [`ExpertStore::record_routing`].
-    pub fn take_recorder(&mut self) -> Option<Recorder> {
-        self.recorder.take()
-    }
-
-    /// Keeps the experts that `history` found to be the hottest in a `share` (0 to 1) of the slabs that are not needed for the
-    /// work itself, but for slots that would hold what the last token used: these are given up for an expert only that is used as often
-    /// as such a slot. They are read whenever the drives have nothing else to do, and stay. Comes before the first demand.
-    ///
-    /// # Errors
-    /// When a tensor's place in its file is impossible.
-    pub fn pin(&mut self, history: &Usage, share: f64) -> Result<(), StreamError> {
-        /// A token uses 23% to 41% of the experts of the one before it (GLM-5.2), and the history may be of another subject.
-        const SURE: f32 = 0.5;
-        let kept = |kept: &usize| (*kept as f64 * share.clamp(0.0, 1.0)) as usize;
-        let mut room: Vec<usize> = self.kept.iter().map(kept).collect();
-        let mut pinned = Vec::new();
-        let layers = self.files.moe_layers().max(1);
-        let kept: usize = self.kept.iter().sum();
-        let spare = kept.saturating_sub(layers * self.top_k);
-        for (layer, expert, rate) in history.hottest() {
-            // The run may leave out a layer.
-            if self.files.catalog.expert(layer, expert).is_none() {
-                continue;
-            }
-            let key = Key { layer, expert };
-            let room = &mut room[usize::from(self.files.class(key))];
-            if *room > 0 && (pinned.len() < spare || rate >= SURE) {
-                *room -= 1;
-                pinned.push(key);
-            }
-        }
-        let rest = kept.saturating_sub(pinned.len()) / layers;
-        self.cache.pin(&pinned, self.share.min(rest));
-        self.stats.pinned = pinned.len() as u64;
-        self.preloads = pinned.into();
-        self.start_preloads()?;
-        self.engine.flush();
-        Ok(())
     }
 
     /// What routers chose so far.
@@ -527,28 +438,6 @@ impl ExpertStore {
         self.start_preloads()
     }
 
-    /// Starts the reads of pinned experts that nobody has demanded yet, a few at a time, in slabs that nobody else waits for.
-    fn start_preloads(&mut self) -> Result<(), StreamError> {
-        /// Enough to keep the drives busy while an attention is computed.
-        const AT_ONCE: usize = 8;
-        let waiting = self.demands.iter().any(|d| d.stage == Stage::NoSlab);
-        if waiting || !self.guesses.is_empty() {
-            return Ok(());
-        }
-        while self.preloading.len() < AT_ONCE
-            && let Some(&key) = self.preloads.front()
-        {
-            if self.cache.slab(key).is_none() {
-                let Some(slab) = self.start(key, Priority::Preload)? else {
-                    break;
-                };
-                self.preloading.push(slab);
-            }
-            self.preloads.pop_front();
-        }
-        Ok(())
-    }
-
     /// The next piece of the demanded experts that can be computed: what is begun is finished, then come experts that are in
     /// memory whole; sleeps until there is one; `None` when all have been handed out. The borrow ends before the next call, which also frees the slab of
     /// a finished expert for reuse.
@@ -726,27 +615,6 @@ impl ExpertStore {
             lookahead: self.foresight.stats(),
             ..self.stats.clone()
         }
-    }
-
-    fn is_reading(&self) -> bool {
-        let slabs = 0..self.engine.slabs() as u32;
-        let mut states = slabs.map(|slab| self.engine.state(SlabId(slab)));
-        states.any(|state| matches!(state, SlabState::Filling(_)))
-    }
-
-    /// Takes what [`Options::record`] asked for: when chunks were read, and what they and the demands were.
-    pub fn take_record(&mut self) -> Option<(Record, Log)> {
-        let log = self.log.take()?;
-        // Guesses that nobody needed may be under way.
-        self.give_up_demands();
-        self.guesses.clear();
-        while self.is_reading() {
-            let event = self.engine.wait().ok()?;
-            if let Err(error) = self.handle(event) {
-                tracing::debug!("{error}");
-            }
-        }
-        Some((self.engine.take_record()?, log))
     }
 
     /// What the reads did so far; `None` when the engine has stopped.

@@ -31,9 +31,10 @@ struct Event<'a> {
     args: Value,
 }
 
-/// The unit of the format.
+/// The unit of the format, larger by the noise of a float, so that these nanoseconds come back also where a viewer cuts off what is less
+/// than one: if an outer slice lost one that its inner slice keeps, they would cross, and such slices are dropped.
 fn micros(nanos: u64) -> f64 {
-    nanos as f64 / 1000.0
+    nanos as f64 / 1000.0 * (1.0 + 4.0 * f64::EPSILON)
 }
 
 struct Events<W> {
@@ -260,5 +261,23 @@ fn part_name(chunk: &Chunk) -> &'static str {
         [_, false] => "gate_up",
         [false, true] => "down",
         [true, true] => "gate_up+down",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nanoseconds_come_back_rounded_or_cut_off() {
+        let hour = 3_600_000_000_000;
+        for nanos in (0..5000).chain(hour..hour + 5000) {
+            let micros = micros(nanos);
+            // Not every reader of numbers finds the nearest one.
+            for read in [micros.next_down(), micros, micros.next_up()] {
+                assert_eq!((read * 1000.0) as u64, nanos);
+                assert_eq!((read * 1000.0).round() as u64, nanos);
+            }
+        }
     }
 }

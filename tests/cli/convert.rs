@@ -201,6 +201,30 @@ fn experts_are_whole_in_a_shard_and_contiguous() {
 }
 
 #[test]
+fn inspect_counts_what_convert_counted() {
+    for model in common::all() {
+        for recipe in [&[][..], &KEEP] {
+            let (dir, said) = converted(&model.dirs, recipe);
+            let inspect =
+                |dirs: &[PathBuf]| json_of(&finish(on_model("inspect", dirs, &["--json"])));
+            let (source, made) = (inspect(&model.dirs), inspect(&[dir.path().into()]));
+            let name = &model.name;
+            assert_eq!(said["bytes_in"], source["bytes"], "{name}");
+            assert_eq!(said["bytes_out"], made["file_bytes"], "{name}");
+            assert_eq!(said["formats"], made["formats"], "{name}");
+            let formats = made["formats"].as_object().unwrap();
+            let sum = |what: &str| -> u64 {
+                let counts = formats.values().map(|count| count[what].as_u64().unwrap());
+                counts.sum()
+            };
+            assert_eq!(made["bytes"], sum("bytes"), "{name}");
+            let scales = made["scales"].as_u64().unwrap();
+            assert_eq!(made["tensors"], sum("tensors") + scales, "{name}");
+        }
+    }
+}
+
+#[test]
 fn a_dry_run_says_the_sizes_and_writes_nothing() {
     let model = Saved::named("fp8-block");
     let dir = tempfile::tempdir().unwrap();
@@ -309,6 +333,33 @@ fn packed_matrices_are_rounded_again_only_with_a_warning() {
     );
 }
 
+/// What a flag makes of the weights as they are loaded or computed, and what `convert` writes for good, is the same: for each number
+/// of bits, `flag bits` on the model and `recipe` of its format.
+fn bits_are_what_convert_writes(name: &str, flag: &str, recipe: impl Fn(&str) -> Vec<&str>) {
+    let model = Saved::named(name);
+    let ids = model.ids("/prompt_ids");
+    let packed = name == "int4-row";
+    for (bits, format) in [("8", "int8"), ("4", "int4-g64"), ("2", "int2")] {
+        // What is packed stays as it is.
+        let recipe = if packed {
+            KEEP.to_vec()
+        } else {
+            recipe(format)
+        };
+        let (dir, _) = converted(&model.dirs, &recipe);
+        let rounded = score(&model.dirs, &ids, &[flag, bits]);
+        let container = score(&[dir.path().into()], &ids, &[]);
+        assert_eq!(rounded, container, "{name} {flag} {bits}");
+        if !packed {
+            assert_ne!(
+                rounded,
+                score(&model.dirs, &ids, &[]),
+                "{name} {flag} {bits}"
+            );
+        }
+    }
+}
+
 #[test]
 fn dense_bits_at_load_are_what_convert_writes() {
     for name in [
@@ -318,21 +369,9 @@ fn dense_bits_at_load_are_what_convert_writes() {
         "mixed-mtp",
         "int4-row",
     ] {
-        let model = Saved::named(name);
-        let ids = model.ids("/prompt_ids");
-        for (bits, format) in [("8", "int8"), ("4", "int4-g64"), ("2", "int2")] {
-            // What is packed stays as it is at load.
-            let dense = if name == "int4-row" { "keep" } else { format };
-            let embed = if name == "int4-row" { "keep" } else { "int8" };
-            let flags = ["--experts", "keep", "--dense", dense, "--embed", embed];
-            let (dir, _) = converted(&model.dirs, &flags);
-            let at_load = score(&model.dirs, &ids, &["--dense-bits", bits]);
-            assert_eq!(
-                at_load,
-                score(&[dir.path().into()], &ids, &[]),
-                "{name} {bits}"
-            );
-        }
+        bits_are_what_convert_writes(name, "--dense-bits", |format| {
+            vec!["--experts", "keep", "--dense", format, "--embed", "int8"]
+        });
     }
 }
 
@@ -345,29 +384,9 @@ fn expert_bits_are_what_convert_writes() {
         "f16-crossing",
         "int4-row",
     ] {
-        let model = Saved::named(name);
-        let ids = model.ids("/prompt_ids");
-        for (bits, format) in [("8", "int8"), ("4", "int4-g64"), ("2", "int2")] {
-            // What is packed stays as it is.
-            let experts = if name == "int4-row" { "keep" } else { format };
-            let flags = [
-                "--experts",
-                experts,
-                "--dense",
-                "keep",
-                "--embed",
-                "keep",
-                "--mtp",
-                "keep",
-            ];
-            let (dir, _) = converted(&model.dirs, &flags);
-            let rounded = score(&model.dirs, &ids, &["--expert-bits", bits]);
-            let container = score(&[dir.path().into()], &ids, &[]);
-            assert_eq!(rounded, container, "{name} {bits}");
-            if name != "int4-row" {
-                assert_ne!(rounded, score(&model.dirs, &ids, &[]), "{name} {bits}");
-            }
-        }
+        bits_are_what_convert_writes(name, "--expert-bits", |format| {
+            [&["--experts", format], &KEEP[2..]].concat()
+        });
     }
 }
 

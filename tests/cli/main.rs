@@ -22,6 +22,7 @@ mod lookahead;
 mod manual;
 mod mtp;
 mod plan;
+mod profile;
 mod pty;
 mod reference;
 mod sandbox;

@@ -20,7 +20,7 @@ fn plan(args: &[&str]) -> Value {
     )))
 }
 
-const TERMS: [&str; 9] = [
+const TERMS: [&str; 10] = [
     "dense_bytes",
     "kv_bytes",
     "scratch_bytes",
@@ -28,6 +28,7 @@ const TERMS: [&str; 9] = [
     "drafts_bytes",
     "index_bytes",
     "program_bytes",
+    "record_bytes",
     "working_slab_bytes",
     "cache_slab_bytes",
 ];
@@ -136,10 +137,29 @@ fn a_prompt_longer_than_its_context_is_refused() {
     assert_eq!(finish(help).status.code(), Some(0));
 }
 
+#[test]
+fn a_record_is_planned_for() {
+    let record = |args: &[&str]| bytes(&plan(args), "record_bytes");
+    assert_eq!(record(&["--ram", "4GiB"]), 0);
+    let full = record(&["--ram", "4GiB", "--record"]);
+    assert!(full > 0 && full < 128 << 20, "{full}");
+    assert_eq!(full, record(&["--ram", "16GiB", "--record"]));
+    // A small budget keeps its memory for the experts.
+    assert_eq!(record(&["--ram", "64MiB", "--record"]), 4 << 20);
+}
+
 /// Decoding stays within what was planned for it.
 #[test]
 fn a_run_stays_within_its_plan() {
-    let args = [
+    let dir = tempfile::tempdir().unwrap();
+    let [trace, report] = ["trace.json", "report.html"].map(|name| dir.path().join(name));
+    let pictures = [
+        "--trace",
+        trace.to_str().unwrap(),
+        "--report",
+        report.to_str().unwrap(),
+    ];
+    let run = [
         "--prompt-ids",
         "1,2,3",
         "-n",
@@ -148,8 +168,12 @@ fn a_run_stays_within_its_plan() {
         "64MiB",
         "--json",
     ];
-    let run = json_of(&finish(on_model("decode", &model(), &args)));
-    let plan = plan(&["--ram", "64MiB", "--context", "203", "--prompt-tokens", "3"]);
-    let peak = run["stats"]["peak_rss_bytes"].as_u64().unwrap();
-    assert!(peak <= bytes(&plan, "total_bytes"), "{peak}: {plan}");
+    let asked = ["--ram", "64MiB", "--context", "203", "--prompt-tokens", "3"];
+    for (pictures, record) in [(&[][..], &[][..]), (&pictures, &["--record"])] {
+        let run = [&run[..], pictures].concat();
+        let run = json_of(&finish(on_model("decode", &model(), &run)));
+        let plan = plan(&[&asked[..], record].concat());
+        let peak = run["stats"]["peak_rss_bytes"].as_u64().unwrap();
+        assert!(peak <= bytes(&plan, "total_bytes"), "{peak}: {plan}");
+    }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::child::{error_of, finish, json_of, on_model, stderr};
-use crate::common::shipped;
+use crate::common::{Saved, shipped};
 
 /// Feeds 100 ids through a model of three sparse layers, none of whose experts stays in memory.
 fn decode(args: &[&str]) -> std::process::Output {
@@ -156,29 +156,75 @@ fn a_trace_has_every_byte_and_shows_reads_under_arithmetic() {
     assert_eq!(bytes.last(), Some(&0), "everything has ended");
 }
 
+/// Viewers sort what is on a track by its begin, leave what begins at once in the order of the file, and drop what crosses what is
+/// open. Some round microseconds to nanoseconds, others cut them off.
 #[test]
 fn slices_of_one_track_are_nested_or_apart() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("trace.json");
     json_of(&decode(&["--trace", file.to_str().unwrap()]));
-    let mut tracks: BTreeMap<(u64, u64), Vec<(u64, u64)>> = BTreeMap::new();
-    for slice in slices(&events(&file)) {
-        let track = tracks.entry(slice.track()).or_default();
-        track.push((slice.begin, slice.end));
-    }
-    assert!(tracks.len() > 1);
-    for (track, slices) in &mut tracks {
-        // Outer ones first.
-        slices.sort_by_key(|(begin, end)| (*begin, u64::MAX - end));
-        let mut open: Vec<u64> = Vec::new();
-        for (begin, end) in slices {
-            while open.last().is_some_and(|outer| *outer <= *begin) {
-                open.pop();
-            }
-            assert!(open.last().is_none_or(|outer| *outer >= *end), "{track:?}");
-            open.push(*end);
+    let events = events(&file);
+    for (how, nanos) in [
+        ("rounded", nanos as fn(&Value) -> u64),
+        ("cut off", |micros| {
+            (micros.as_f64().unwrap() * 1000.0) as u64
+        }),
+    ] {
+        let mut tracks: BTreeMap<(u64, u64), Vec<(u64, u64)>> = BTreeMap::new();
+        for slice in slices(&events) {
+            let track = tracks.entry(slice.track()).or_default();
+            let begin = nanos(&slice.event["ts"]);
+            track.push((begin, begin + nanos(&slice.event["dur"])));
+        }
+        assert!(tracks.len() > 1);
+        for (track, slices) in &mut tracks {
+            slices.sort_by_key(|(begin, _)| *begin);
+            check_nesting(slices, &format!("{track:?}, {how}"));
         }
     }
+}
+
+/// Slices in the order in which a viewer takes them: each ends before what is open around it.
+fn check_nesting(slices: &[(u64, u64)], what: &str) {
+    let mut open: Vec<u64> = Vec::new();
+    for (begin, end) in slices {
+        while open.last().is_some_and(|outer| *outer <= *begin) {
+            open.pop();
+        }
+        assert!(open.last().is_none_or(|outer| *outer >= *end), "{what}");
+        open.push(*end);
+    }
+}
+
+/// A viewer takes an event by these, and needs no other.
+#[test]
+fn events_have_what_viewers_need() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("trace.json");
+    json_of(&decode(&["--trace", file.to_str().unwrap()]));
+    let mut counters: BTreeMap<(u64, String), u64> = BTreeMap::new();
+    for event in events(&file) {
+        let (pid, tid) = (event["pid"].as_u64(), event["tid"].as_u64());
+        assert!(pid.is_some() && tid.is_some(), "{event}");
+        let name = event["name"].as_str().unwrap().to_owned();
+        match event["ph"].as_str().unwrap() {
+            "X" => assert!(
+                event["ts"].is_number() && event["dur"].is_number(),
+                "{event}"
+            ),
+            "M" => assert!(event["args"].is_object(), "{event}"),
+            "C" => {
+                let values = event["args"].as_object().unwrap().values();
+                assert!(values.clone().count() > 0 && values.clone().all(Value::is_number));
+                // Of each counter, one point after the other.
+                let at = nanos(&event["ts"]);
+                let before = counters.insert((pid.unwrap(), name), at);
+                assert!(before.is_none_or(|before| before <= at), "{event}");
+            }
+            other => panic!("{other} is no kind that is written: {event}"),
+        }
+    }
+    assert!(counters.len() > 1, "{counters:?}");
 }
 
 #[test]
@@ -242,4 +288,18 @@ fn a_report_has_all_its_plots_and_needs_nothing_else() {
     }
     let same = error_of(&decode(&["--report", "x", "--trace", "x"]));
     assert!(same.contains("name the same file"), "{same}");
+}
+
+#[test]
+fn a_report_names_every_directory_of_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("report.html");
+    let dirs = Saved::named("bf16-split").dirs;
+    let args = ["--prompt-ids", "1,2,3", "-n", "4", "--json", "--report"];
+    let args = [&args[..], &[file.to_str().unwrap()]].concat();
+    json_of(&finish(on_model("decode", &dirs, &args)));
+    let html = std::fs::read_to_string(&file).unwrap();
+    let [a, b] = [0, 1].map(|i: usize| dirs[i].display().to_string());
+    assert!(html.contains(&format!("Decode of {a} and {b}")));
+    assert!(html.contains(&format!("Drive of {a} and {b}")));
 }

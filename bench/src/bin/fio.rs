@@ -21,7 +21,12 @@ use colibri_bench::median;
 use colibri_ring::file::File;
 use colibri_uring::profile::{Blocks, Reader, Run, Target};
 
+/// Random reads by the ring and by fio in turn: bandwidth and processor time
 #[derive(Debug, Parser)]
+#[command(
+    after_help = "Needs root (for vm.nr_hugepages, which is restored), fio 3.30 or later, and a file of some GiB without holes.\n\n\
+    Example:\n  cargo build --release -p colibri-bench && target/release/fio --file /ssd/large"
+)]
 struct Args {
     /// A large file on the drive
     #[arg(long, value_name = "F")]

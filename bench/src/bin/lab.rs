@@ -16,7 +16,15 @@ use bytesize::ByteSize;
 use clap::Parser;
 use colibri_bench::lab::{Backing, Lab};
 
+/// Runs a command on drives of given speeds
 #[derive(Debug, Parser)]
+#[command(
+    after_help = "Needs root, loop devices, a control group that throttles, and memory (with --disk: room) for a copy of the directory \
+    on each drive. In the command, {0}, {1}, ... are the drives' directories.\n\n\
+    Example:\n  cargo build --release --workspace\n  \
+    target/release/lab --drive 400MiB --drive 200MiB --copy MODEL -- \\\n    \
+    target/release/colibri-uring mirror bench --model {0} --mirror {1}"
+)]
 struct Args {
     /// Speed of a drive in bytes a second, like 400MiB, or "max"; once for each drive
     #[arg(long = "drive", value_name = "SPEED", required = true)]

@@ -17,6 +17,11 @@ const MIB: u64 = 1 << 20;
 
 /// Tokens per second on lab drives, measured and predicted
 #[derive(Debug, Parser)]
+#[command(
+    after_help = "Needs root, loop devices, a control group that throttles, colibri-uring beside this program, and 2 GiB of memory \
+    for each drive: it makes its model itself.\n\n\
+    Example:\n  cargo build --release --workspace && target/release/machines --drives 1,2 --cache-slots 0"
+)]
 struct Args {
     /// MiB/s of each drive
     #[arg(long, default_value_t = 160)]

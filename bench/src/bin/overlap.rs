@@ -15,6 +15,14 @@ use colibri_uring::stream::routing::{self, Event};
 
 /// Seconds for each token: decoding, against reading alone and computing alone
 #[derive(Debug, Parser)]
+#[command(
+    after_help = "Needs no root: a model on the drive, a text file of token ids (some 40, separated by white space), memory for the \
+    whole model, and colibri-uring beside this program.\n\n\
+    Example:\n  cargo build --release --workspace\n  \
+    target/release/colibri-uring synth small --preset small\n  \
+    seq 3 5 200 > ids.txt\n  \
+    target/release/overlap --model small --replay ids.txt --cache-slots 40"
+)]
 struct Args {
     /// Directory of the model
     #[arg(long)]

@@ -9,6 +9,11 @@ use colibri_bench::policies::trace::{MadeUp, Trace, recorded};
 
 /// Compares ways to keep experts by their hit rate
 #[derive(Debug, Parser)]
+#[command(
+    after_help = "Needs nothing: without sessions, routing is made up. Sessions are files of `decode --save-routing`.\n\n\
+    Examples:\n  cargo run --release -p colibri-bench --bin policies\n  \
+    cargo run --release -p colibri-bench --bin policies -- before.jsonl now.jsonl --slots 0.25"
+)]
 struct Args {
     /// Pairs of sessions: what was learned from, and what is replayed
     sessions: Vec<PathBuf>,

@@ -21,7 +21,13 @@ use colibri_uring::measure::{self, Dice, Load, Measured};
 
 const MIB: u64 = 1 << 20;
 
+/// What several lab drives give together, against the sum of their speeds
 #[derive(Debug, Parser)]
+#[command(
+    after_help = "Needs root, loop devices, a control group that throttles, and 1 GiB of memory for each drive: it makes its files itself. \
+    The cases are \"1 x 400\", \"2 x 400\", \"4 x 400\", \"600 + 200\" and \"cut 400 to 100\".\n\n\
+    Example:\n  cargo build --release -p colibri-bench && target/release/scaling --only \"2 x 400\""
+)]
 struct Args {
     /// Seconds of each measurement
     #[arg(long, default_value_t = 6.0)]

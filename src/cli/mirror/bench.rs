@@ -3,14 +3,12 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, ensure};
 use clap::Args;
 use colibri_ring::engine::Options;
 use colibri_ring::extent::Layout;
-use colibri_ring::file::File;
 use colibri_ring::replica::{Files, Replicas};
 use colibri_uring::config::Config;
 use colibri_uring::measure::{self, Dice, Load, Measured};
@@ -79,6 +77,14 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let reports = args.reports.create()?;
     let config = Config::load(&args.copies.model[0])?;
     let shards = args.copies.open()?;
+    // What is measured is what was meant, or nothing is.
+    for fault in shards.faults() {
+        ensure!(
+            fault.is_partial(),
+            "{fault}; `mirror stage` makes copies, `mirror verify` says which of them are none"
+        );
+        tracing::warn!("{fault}");
+    }
     let catalog = Catalog::new(&shards, &config)?;
     let direct = args.copies.direct.into();
     let mut experts = ExpertFiles::new(&shards, catalog, direct)?;
@@ -119,9 +125,15 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         dirs.len(),
     )?;
     let report = Report::new(&dirs, &alone, &together.1);
-    let facts = || machine::facts(&first_files(&copies, dirs.len()));
+    for dir in report.unused() {
+        tracing::warn!("nothing came from {dir} when all were read together");
+    }
+    let html = || {
+        let facts = machine::facts(&shards.with_copies());
+        page(args, &report, &alone, &together.1, &facts).html()
+    };
     reports.write(
-        || page(args, &report, &alone, &together.1, &facts()).html(),
+        html,
         "mirror bench of colibri-uring; values are nanoseconds from submission to completion of a read",
         &intervals(&dirs, &alone, &together),
     )?;
@@ -159,6 +171,13 @@ impl Report {
             },
         }
     }
+
+    /// The directories that gave nothing when all were read together.
+    fn unused(&self) -> impl Iterator<Item = &str> {
+        let shares = self.single.iter().zip(&self.combined.shares);
+        let none = shares.filter(|(_, share)| **share == 0.0);
+        none.map(|(single, _)| single.dir.as_str())
+    }
 }
 
 fn page(
@@ -171,7 +190,7 @@ fn page(
     let single = (report.single.iter().zip(alone))
         .map(|(single, timed)| (single.dir.clone(), timed.as_ref().map(|(_, m)| m)));
     Mirrors {
-        subject: &args.copies.model[0].display().to_string(),
+        subject: &machine::listed(&args.copies.model),
         single: single.collect(),
         together,
         shares: &report.combined.shares,
@@ -203,15 +222,6 @@ fn intervals<'a>(
         .collect();
     intervals.push(interval("together".into(), together));
     intervals
-}
-
-/// A file of each source, whose drive is described.
-fn first_files(copies: &[Replicas], sources: usize) -> Vec<Arc<File>> {
-    let first = |source| {
-        let mut of_source = copies.iter().flatten().filter(|copy| copy.source == source);
-        of_source.next().map(|copy| copy.file.clone())
-    };
-    (0..sources).filter_map(first).collect()
 }
 
 /// Every file with its copy in one source; an empty list where it has none there.

@@ -25,7 +25,8 @@ use super::super::{interrupt, progress};
     colibri-uring mirror stage --model /ssd1/GLM-5.2 --to /ssd2/GLM-5.2\n  \
     colibri-uring mirror stage --model /ssd1/GLM-5.2 --to /ssd2/GLM-5.2 --budget 200GiB --dry-run\n\n\
     A file that is there already counts as a copy when its size, its header and 2 MiB of its data, taken all over it, are those of the \
-    shard; `mirror verify` compares every byte.")]
+    shard; `mirror verify` compares every byte. One that differs is an error. Nothing is ever deleted or overwritten, with --force or without, \
+    but unfinished files of this command (.NAME.colibri-part).")]
 pub struct StageArgs {
     /// Directory with *.safetensors files; give it several times for a model split over drives
     #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
@@ -39,7 +40,8 @@ pub struct StageArgs {
     /// Only say what would be done
     #[arg(long, env = "COLIBRI_DRY_RUN", value_parser = FalseyValueParser::new())]
     dry_run: bool,
-    /// Copy to the drive that the model is on, too
+    /// Copy also to a drive that the model is on, which brings no bandwidth and is refused otherwise. It changes nothing else:
+    /// what is there is not overwritten
     #[arg(long, env = "COLIBRI_FORCE", value_parser = FalseyValueParser::new())]
     force: bool,
     /// What reads
@@ -84,7 +86,7 @@ pub fn run(args: &StageArgs) -> anyhow::Result<ExitCode> {
         let to = args.to.display();
         if !args.force && !args.dry_run {
             bail!(
-                "{to} is on a drive that the model is on: copies there bring no bandwidth; --force makes them all the same"
+                "{to} is on a drive that the model is on: copies there bring no bandwidth; --force copies all the same"
             );
         }
         tracing::warn!("{to} is on a drive that the model is on: copies there bring no bandwidth");

@@ -7,7 +7,7 @@ use std::time::Instant;
 use clap::Args;
 use colibri_ring::engine::Options;
 use colibri_uring::measure::mib_per_s;
-use colibri_uring::shards::Shards;
+use colibri_uring::shards::{Fault, Refusal, Shards, Unserved};
 use colibri_uring::verify::{Verdict, bytes_to_compare, path_in_mirror, verify};
 use serde::Serialize;
 
@@ -45,6 +45,9 @@ struct Mirror {
     missing: usize,
     /// Files with another size or header, or that cannot be opened.
     refused: Vec<String>,
+    /// Why, for each of them.
+    #[serde(skip)]
+    reasons: Vec<String>,
     /// Bytes that are the primary's.
     bytes: u64,
     first_difference: Option<FirstDifference>,
@@ -100,22 +103,23 @@ pub fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn mirror(shards: &Shards, i: usize, verdict: Verdict) -> Mirror {
-    let (mut files, mut missing, mut refused) = (0, 0, Vec::new());
-    for file in 0..shards.files().len() {
-        let path = path_in_mirror(shards, i, file);
-        if shards.copies(file).iter().any(|copy| copy.mirror == i) {
-            files += 1;
-        } else if path.symlink_metadata().is_ok() {
-            refused.push(path.display().to_string());
-        } else {
-            missing += 1;
-        }
-    }
+    let served = |file: &usize| shards.copies(*file).iter().any(|copy| copy.mirror == i);
+    let files = (0..shards.files().len()).filter(served).count();
+    let unserved = match shards.fault(i) {
+        Some(Fault::Files { unserved, .. }) => unserved.as_slice(),
+        _ => &[],
+    };
+    let (missing, refused): (Vec<&Unserved>, Vec<&Unserved>) =
+        (unserved.iter()).partition(|file| matches!(file.reason, Refusal::Missing));
     Mirror {
         dir: shards.mirrors()[i].display().to_string(),
         files,
-        missing,
-        refused,
+        missing: missing.len(),
+        refused: refused
+            .iter()
+            .map(|f| f.path.display().to_string())
+            .collect(),
+        reasons: refused.iter().map(|f| f.reason.to_string()).collect(),
         bytes: verdict.bytes,
         first_difference: verdict.difference.map(|d| FirstDifference {
             file: path_in_mirror(shards, i, d.file).display().to_string(),
@@ -142,8 +146,8 @@ fn print(report: &Report) -> io::Result<()> {
         if mirror.missing > 0 {
             writeln!(out, "  {} files are not there", mirror.missing)?;
         }
-        for path in &mirror.refused {
-            writeln!(out, "  {} is no copy: size or header differ", path)?;
+        for (path, reason) in mirror.refused.iter().zip(&mirror.reasons) {
+            writeln!(out, "  {path} is no copy: {reason}")?;
         }
         if let Some(difference) = &mirror.first_difference {
             let tensor = difference.tensor.as_deref().unwrap_or("the header");
@@ -157,10 +161,14 @@ fn print(report: &Report) -> io::Result<()> {
             }
         }
     }
-    writeln!(
-        out,
-        "{:.0} MiB/s in {:.1} s",
-        report.mib_per_s, report.seconds
-    )?;
+    // Of nothing there is no speed.
+    if report.mib_per_s > 0.0 {
+        let speed = human((report.mib_per_s * f64::from(1 << 20)) as u64);
+        writeln!(
+            out,
+            "all drives together: {speed}/s for {:.2} s",
+            report.seconds
+        )?;
+    }
     out.flush()
 }

@@ -1,0 +1,23 @@
+//! Whoever comes to a bench learns from it what it needs and how it is run.
+
+use std::process::Command;
+
+#[test]
+fn every_bench_says_what_it_needs_and_gives_an_example() {
+    for bench in [
+        env!("CARGO_BIN_EXE_fio"),
+        env!("CARGO_BIN_EXE_lab"),
+        env!("CARGO_BIN_EXE_machines"),
+        env!("CARGO_BIN_EXE_overlap"),
+        env!("CARGO_BIN_EXE_policies"),
+        env!("CARGO_BIN_EXE_scaling"),
+    ] {
+        let output = Command::new(bench).arg("--help").output().unwrap();
+        let help = String::from_utf8(output.stdout).unwrap();
+        for part in ["Needs ", "Example", "Usage:"] {
+            assert!(help.contains(part), "{bench}: {help}");
+        }
+        // What it is for comes first.
+        assert!(!help.starts_with("Usage"), "{bench}: {help}");
+    }
+}

@@ -1,0 +1,51 @@
+//! What can go wrong with experts in a stream.
+
+use colibri_ring::engine::EngineError;
+use colibri_ring::extent::RangeError;
+use colibri_ring::replica::DirectRefused;
+use colibri_ring::schedule::ReadError;
+
+use crate::quant::encode::NotFinite;
+
+/// Why experts cannot be streamed.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    /// O_DIRECT was insisted on.
+    #[error(transparent)]
+    Direct(#[from] DirectRefused),
+    /// A tensor's place in its file is impossible.
+    #[error("{tensor}: {source}")]
+    Range {
+        /// The tensor.
+        tensor: String,
+        /// Why.
+        source: RangeError,
+    },
+    /// The engine does not run.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A read failed on every copy.
+    #[error("cannot read tensor {tensor}: {source}")]
+    Read {
+        /// The tensor.
+        tensor: String,
+        /// File, offset, and the operating system's answer.
+        source: ReadError,
+    },
+    /// The scales of an expert are no numbers.
+    #[error("tensor {tensor} has a scale that is infinite or NaN")]
+    Scale {
+        /// The tensor with the scales.
+        tensor: String,
+    },
+    /// An expert that should be rounded has a weight that cannot be.
+    #[error("tensor {tensor}, expert {expert}, cannot be quantised: {found}")]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+        /// Index of the expert in its layer.
+        expert: u32,
+        /// Where, and the weight.
+        found: NotFinite,
+    },
+}
