@@ -13,11 +13,20 @@ const REGISTER: usize = 8;
 
 /// Codes that AVX2 unpacks half a block at a time.
 pub trait Unpack8: Code {
-    /// Register k holds positions 16 k + 8 `half` to 16 k + 8 `half` + 7 of the block at `p`.
+    /// What both halves of a block are made of.
+    type Block: Copy;
+
+    /// Prepares the block at `p`.
     ///
     /// # Safety
-    /// `BYTES` bytes at `p` are readable.
-    unsafe fn codes8(p: *const u8, half: usize) -> [__m256; 4];
+    /// `BYTES` bytes at `p` are readable, until the last use of the result.
+    unsafe fn block8(p: *const u8) -> Self::Block;
+
+    /// Register k holds positions 16 k + 8 `half` to 16 k + 8 `half` + 7 of the block.
+    ///
+    /// # Safety
+    /// As for [`Unpack8::block8`].
+    unsafe fn codes8(block: Self::Block, half: usize) -> [__m256; 4];
 }
 
 /// Fields of `BITS` bits, k-th of each word, less `OFFSET`. The field is put into the mantissa of a power of two whose
@@ -146,9 +155,11 @@ unsafe fn step<C: Unpack8, const S: u8, const R: usize, const N: usize>(
             FINE => Some(rows[r].fine_scales::<C>(block)),
             _ => None,
         };
+        // SAFETY: the caller's promise.
+        let codes = unsafe { C::block8(w[r].add(at)) };
         for half in 0..2 {
             // SAFETY: the caller's promise.
-            let mut weights = unsafe { C::codes8(w[r].add(at), half) };
+            let mut weights = unsafe { C::codes8(codes, half) };
             for k in 0..4 {
                 let place = k * QUARTER + half * REGISTER;
                 match &fine {
@@ -196,7 +207,7 @@ fn axpy<C: Unpack8, const S: u8, const R: usize>(rows: [Row<'_>; R], a: &[f32], 
                     }
                 };
                 // SAFETY: there is a block of codes.
-                let codes = unsafe { C::codes8(codes.as_ptr(), half) };
+                let codes = unsafe { C::codes8(C::block8(codes.as_ptr()), half) };
                 let factors = if S == FINE {
                     let scales = rows[r].fine_scales::<C>(block);
                     // SAFETY: there are BLOCK scales.

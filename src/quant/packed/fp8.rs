@@ -46,6 +46,14 @@ unsafe fn halves(p: *const u8) -> __m256i {
 
 #[cfg(target_arch = "x86_64")]
 impl Unpack8 for Fp8 {
+    type Block = *const u8;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn block8(p: *const u8) -> *const u8 {
+        p
+    }
+
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes8(p: *const u8, half: usize) -> [__m256; 4] {
