@@ -186,10 +186,14 @@ impl Chat<'_> {
         }
         let (mut code, mut leaving) = (ExitCode::SUCCESS, false);
         loop {
-            self.interrupts.idle.store(true, Ordering::SeqCst);
+            self.interrupts.idle.store(!leaving, Ordering::SeqCst);
             // Between two answers nobody was stopped by it.
             if self.interrupts.terminated.load(Ordering::SeqCst) {
                 return Ok(interrupt::exit_code());
+            }
+            // Ctrl-C is a signal until the next line is asked for, and a key from then on.
+            if leaving && self.interrupts.asked.load(Ordering::SeqCst) {
+                return Ok(code);
             }
             let input = lines.next()?;
             self.interrupts.idle.store(false, Ordering::SeqCst);
@@ -198,6 +202,7 @@ impl Chat<'_> {
                 Input::Interrupted if leaving => return Ok(code),
                 Input::Interrupted => {
                     leaving = true;
+                    self.interrupts.asked.store(false, Ordering::SeqCst);
                     say("Ctrl-C once more leaves, like Ctrl-D");
                     continue;
                 }

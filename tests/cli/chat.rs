@@ -309,6 +309,7 @@ fn a_person_has_history_and_a_status_line() {
     terminal.expect("> ");
     terminal.write("\u{3}");
     terminal.expect("Ctrl-C once more leaves");
+    terminal.expect("> ");
     terminal.write("\u{3}");
     assert_eq!(terminal.end().code(), Some(0));
 }
