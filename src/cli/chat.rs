@@ -186,7 +186,7 @@ impl Chat<'_> {
         }
         let (mut code, mut leaving) = (ExitCode::SUCCESS, false);
         loop {
-            self.interrupts.idle.store(!leaving, Ordering::SeqCst);
+            self.interrupts.idle.store(true, Ordering::SeqCst);
             // Between two answers nobody was stopped by it.
             if self.interrupts.terminated.load(Ordering::SeqCst) {
                 return Ok(interrupt::exit_code());

@@ -158,10 +158,10 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         context: input.prompt.len().saturating_add(new),
         prompt: input.prompt.len() - turn.as_ref().map_or(0, |turn| turn.reusable(&input.prompt)),
     };
+    let pictures = args.pictures.create(args.save_routing.as_deref())?;
     let routing = (args.save_routing.as_deref())
         .map(|path| recorder(path, config))
         .transpose()?;
-    let pictures = args.pictures.create()?;
     let (opened, mut store) = indexed.load(&args.model, tokens)?;
     let routing = routing.map(|(file, recorder)| {
         store.record_routing(recorder);

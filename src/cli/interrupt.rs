@@ -30,6 +30,8 @@ static INTERRUPTS: LazyLock<Interrupts> = LazyLock::new(|| Interrupts {
     terminated: Arc::new(AtomicBool::new(false)),
     idle: Arc::new(AtomicBool::new(true)),
 });
+/// A signal is ending the process.
+static ENDING: AtomicBool = AtomicBool::new(false);
 /// A model is being loaded.
 static LOADING: AtomicBool = AtomicBool::new(false);
 /// Directories that do not outlive the process.
@@ -81,16 +83,21 @@ impl Interrupts {
 /// From now on no signal ends the process before this directory is removed.
 pub fn remove_at_end(dir: &Path) -> io::Result<()> {
     lock(&TEMPORARY).push(dir.to_owned());
+    catch_every_end()
+}
+
+/// From now on a signal that ends the process gives the terminal at the standard input back the mode that it has now.
+pub fn restore_mode_at_end() -> io::Result<()> {
+    *lock(&MODE) = tcgetattr(io::stdin()).ok();
+    catch_every_end()
+}
+
+fn catch_every_end() -> io::Result<()> {
     // Whoever started us with nohup does not want that one to end us.
     match ignores(SIGHUP) {
         true => catch(&[SIGINT, SIGTERM]),
         false => catch(&[SIGHUP, SIGINT, SIGTERM]),
     }
-}
-
-/// From now on a signal that ends the process gives the terminal at the standard input back the mode that it has now.
-pub fn restore_mode_at_end() {
-    *lock(&MODE) = tcgetattr(io::stdin()).ok();
 }
 
 /// Removes what is temporary: to be called where the process ends without returning from `main`.
@@ -104,6 +111,13 @@ pub fn tidy() {
         while tries.next().is_some() && dir.exists() {
             let _ = fs::remove_dir_all(&dir);
         }
+    }
+}
+
+/// Returns if no signal is ending the process. If one is, what the main thread comes upon, like files that are gone, is of no interest.
+pub fn leave_the_end_to_signals() {
+    while ENDING.load(Ordering::SeqCst) {
+        std::thread::park();
     }
 }
 
@@ -130,6 +144,7 @@ fn handle(signal: i32) {
     if LOADING.load(Ordering::SeqCst) && signal != SIGHUP {
         // Nobody to tell if stderr is closed.
         let _ = writeln!(io::stderr(), "interrupted: the model was not loaded yet");
+        ENDING.store(true, Ordering::SeqCst);
         tidy();
         process::exit(INTERRUPTED.into());
     }
@@ -144,6 +159,7 @@ fn handle(signal: i32) {
     }
     let again = asked.swap(true, Ordering::SeqCst);
     if again || signal == SIGHUP || idle.load(Ordering::SeqCst) {
+        ENDING.store(true, Ordering::SeqCst);
         tidy();
         let _ = emulate_default_handler(signal);
     }

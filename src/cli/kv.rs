@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_uring::generate::Finish;
@@ -128,8 +128,15 @@ impl Turn {
         let Some(path) = &args.kv else {
             return Ok(None);
         };
+        let kept = Kept::open(path, args.kv_reset, fingerprint()?)?;
+        ensure!(
+            args.kv_reset || kept.file.note().is_empty(),
+            "{} has a conversation of `chat`, whose messages `decode` would lose; it stays as it is: give another file to --kv, or \
+             --kv-reset to begin anew",
+            path.display()
+        );
         Ok(Some(Turn {
-            kept: Kept::open(path, args.kv_reset, fingerprint()?)?,
+            kept,
             append: args.kv_append,
             dropped: 0,
             saved: false,

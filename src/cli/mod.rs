@@ -43,7 +43,7 @@ mod writing;
 #[command(name = "colibri-uring", version, max_term_width = 100)]
 #[command(
     after_help = "Every flag also reads an environment variable: --cache-slots reads COLIBRI_CACHE_SLOTS.\n\
-                  Results go to stdout, everything else to stderr. Exit code 0: done, 1: failed, 2: usage.\n\
+                  Results go to stdout, everything else to stderr. Exit code 0: done, 1: failed, 2: usage, 130: interrupted.\n\
                   Without a command, the demo model that ships with the program writes a little."
 )]
 struct Cli {
@@ -79,6 +79,7 @@ pub fn main() -> ExitCode {
         Some(command) => run(command),
         None => demonstrate(),
     };
+    interrupt::leave_the_end_to_signals();
     match outcome {
         Ok(code) => code,
         // The reader has seen enough (`| head -1`): not our failure, and nobody to tell.
@@ -163,6 +164,9 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// The error and its causes in one line. A cause that the message before it ends with is not repeated.
+/// Characters of an error, at most.
+const LONGEST: usize = 4000;
+
 fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
@@ -173,7 +177,13 @@ fn one_line(error: &anyhow::Error) -> String {
             line = format!("{line}: {text}");
         }
     }
-    line.split_whitespace().collect::<Vec<_>>().join(" ")
+    // Files have a say in it, and a terminal obeys control characters.
+    let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let shown: String = line.chars().take(LONGEST).map(printer::shown).collect();
+    match line.chars().nth(LONGEST) {
+        Some(_) => shown + " ...",
+        None => shown,
+    }
 }
 
 /// Prints the one JSON object of `--json`.

@@ -148,8 +148,8 @@ impl Indexed {
     }
 
     /// Plans the memory for a context, then loads the resident weights and makes the slabs. In mode auto, a prediction layer that cannot be
-    /// loaded is left out. Towards the end, before the thread begins that reads experts, Ctrl-C stops ending the process and asks the
-    /// session to stop.
+    /// loaded is left out. At the end, before there are compute threads, Ctrl-C stops ending the process and asks the session to
+    /// stop.
     pub fn load(
         mut self,
         args: &ModelArgs,
@@ -179,13 +179,11 @@ impl Indexed {
             }
             model => model?,
         };
-        // In this order: a signal in between would find nobody who asks.
-        let stop = interrupt::install().context(HANDLE)?;
-        drop(self.loading);
         let Indexed {
             start,
             config,
             shards,
+            loading,
             ..
         } = self;
         let top_k = config.num_experts_per_tok;
@@ -207,6 +205,9 @@ impl Indexed {
             store.pin(usage, args.pin_share)?;
         }
         store.set_activations(args.activations.into());
+        // In this order: a signal in between would find nobody who asks.
+        let stop = interrupt::install().context(HANDLE)?;
+        drop(loading);
         let pool = Pool::new(args.threads());
         let load_seconds = start.elapsed().as_secs_f64();
         Ok((

@@ -1,7 +1,8 @@
 //! Files that commands write beside their output: they appear under their name when they are complete.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, BufWriter, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
@@ -20,7 +21,17 @@ impl Output {
     /// Starts a file. Nothing is there under its name before [`Output::keep`]. A file that is there is replaced only if it is empty or
     /// begins as all of its kind do: what a slip of the hand names is not lost.
     pub fn create(path: &Path, begins: &str) -> anyhow::Result<Output> {
-        let special = fs::metadata(path).is_ok_and(|found| !found.is_file());
+        let path = &behind_links(path)?;
+        let found = fs::metadata(path);
+        if let Ok(found) = &found {
+            ensure!(!found.is_dir(), "{}: it is a directory", cannot_write(path));
+            ensure!(
+                !found.is_file() || !is_an_output(found),
+                "{}: that is where the output goes already; give another name",
+                cannot_write(path)
+            );
+        }
+        let special = found.is_ok_and(|found| !found.is_file());
         if !special && path.exists() {
             let mut start = Vec::new();
             let file = File::open(path).with_context(|| cannot_write(path))?;
@@ -62,6 +73,27 @@ impl Output {
         });
         persisted.with_context(|| cannot_write(&self.path))
     }
+}
+
+/// Where links lead: what they name is written, and they stay.
+fn behind_links(path: &Path) -> anyhow::Result<PathBuf> {
+    if !path.is_symlink() {
+        return Ok(path.to_owned());
+    }
+    match fs::canonicalize(path) {
+        Ok(named) => Ok(named),
+        // A pipe behind /dev/stdout has no name.
+        Err(_) if path.exists() => Ok(path.to_owned()),
+        Err(error) => Err(error).with_context(|| format!("{}, a link", cannot_write(path))),
+    }
+}
+
+/// Whether the standard output or the standard error is this file.
+fn is_an_output(file: &Metadata) -> bool {
+    let same = |other: rustix::io::Result<rustix::fs::Stat>| {
+        other.is_ok_and(|other| (other.st_dev, other.st_ino) == (file.dev(), file.ino()))
+    };
+    same(rustix::fs::fstat(io::stdout())) || same(rustix::fs::fstat(io::stderr()))
 }
 
 fn cannot_write(path: &Path) -> String {

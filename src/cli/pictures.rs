@@ -1,7 +1,7 @@
 //! Pictures of a decode: a trace for Perfetto, and a report.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -38,12 +38,22 @@ impl PictureArgs {
         self.trace.is_some() || self.report.is_some()
     }
 
-    /// Starts the files.
-    pub fn create(&self) -> anyhow::Result<Pictures> {
-        ensure!(
-            self.trace.is_none() || self.trace != self.report,
-            "--trace and --report name the same file"
-        );
+    /// Starts the files; `routing` is that of --save-routing.
+    pub fn create(&self, routing: Option<&Path>) -> anyhow::Result<Pictures> {
+        let (trace, report) = (self.trace.as_deref(), self.report.as_deref());
+        let named = [
+            ("--trace", trace),
+            ("--report", report),
+            ("--save-routing", routing),
+        ];
+        for (i, (flag, path)) in named.iter().enumerate() {
+            for (other, same) in &named[..i] {
+                ensure!(
+                    path.is_none() || path != same,
+                    "{other} and {flag} name the same file"
+                );
+            }
+        }
         let create = |path: &Option<PathBuf>, begins| {
             let path = path.as_deref();
             path.map(|path| Output::create(path, begins)).transpose()

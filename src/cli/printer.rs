@@ -58,20 +58,27 @@ impl<'a, W: Write> Printer<'a, W> {
 
 /// Text as it is, or for a terminal: there a control character other than a newline or tab becomes its picture.
 fn write_text(out: &mut impl Write, text: &str, terminal: bool) -> io::Result<()> {
-    let harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
     if !terminal || text.chars().all(harmless) {
         return out.write_all(text.as_bytes());
     }
-    let shown = |c: char| match c {
+    let text: String = text.chars().map(shown).collect();
+    out.write_all(text.as_bytes())
+}
+
+fn harmless(c: char) -> bool {
+    !c.is_control() || matches!(c, '\n' | '\t')
+}
+
+/// A control character other than a newline or tab as its picture; others as they are.
+pub fn shown(c: char) -> char {
+    match c {
         c if harmless(c) => c,
         '\u{7f}' => '\u{2421}',
         // U+2400 to U+241F are pictures of U+0000 to U+001F.
         c => char::from_u32(0x2400 + u32::from(c))
             .filter(|_| c < ' ')
             .unwrap_or(char::REPLACEMENT_CHARACTER),
-    };
-    let text: String = text.chars().map(shown).collect();
-    out.write_all(text.as_bytes())
+    }
 }
 
 /// Nothing is printed: for `--json`, whose one object comes at the end.

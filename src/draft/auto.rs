@@ -3,7 +3,8 @@
 //! More drafts bring more tokens a pass if they come true, and make every pass dearer: the layer that drafts has to run, and the tokens
 //! that are verified use more experts, which may have to be read. Both change with the text and with what is in memory, so nothing is
 //! assumed about either. Passes are made at one depth (drafts a pass) for a while, and now and then at the next one up or down on
-//! trial; the cheaper per token stays. Depth 0 is decoding without drafts. After a trial that failed the next one comes four times as
+//! trial; the cheaper per token stays. A trial that paid is believed after a few more passes at the old depth have been dearer, too: at the
+//! beginning every pass is cheaper than the ones before it, as experts come into memory. Depth 0 is decoding without drafts. After a trial that failed the next one comes four times as
 //! late, so that drafting where nothing comes true costs little; after one that paid, soon, and in the same direction. When drafting
 //! costs more than decoding without drafts has, that is tried at once.
 
@@ -16,6 +17,8 @@ pub const MAX_DEPTH: usize = 4;
 const TRIAL: u32 = 6;
 /// After so many passes, a trial that costs half as much again is given up.
 const GLANCE: u32 = 2;
+/// Passes at the old depth that a trial that paid is compared with.
+const CHECK: u32 = 3;
 /// Tokens before the first trial and after one that paid.
 const SOON: u64 = 12;
 /// Tokens between trials, at most.
@@ -68,6 +71,8 @@ pub struct Auto {
     /// Seconds a token without drafts, when that was measured last.
     plain: f64,
     trial: Option<Trial>,
+    /// A trial that paid, and is to be checked.
+    promise: Option<Trial>,
     /// Whether the next trial is of more drafts than now.
     up: bool,
     /// Tokens until the next trial, and what that was set to.
@@ -89,6 +94,7 @@ impl Auto {
             usual: Passes::default(),
             plain: f64::INFINITY,
             trial: None,
+            promise: None,
             up: true,
             left: SOON,
             interval: SOON,
@@ -112,9 +118,13 @@ impl Auto {
             Some(trial) => {
                 trial.passes.add(tokens, time);
                 let (passes, usual) = (trial.passes, self.usual);
-                if passes.number >= TRIAL {
-                    self.settle(passes.cost() < usual.cost() * CLEARLY);
-                } else if passes.number >= GLANCE && passes.cost() > usual.cost() * 1.5 {
+                let pays = passes.cost() < usual.cost() * CLEARLY;
+                if passes.number >= TRIAL && pays {
+                    self.promise = self.trial.take();
+                    self.usual = Passes::default();
+                } else if passes.number >= TRIAL
+                    || passes.number >= GLANCE && passes.cost() > usual.cost() * 1.5
+                {
                     self.settle(false);
                 }
             }
@@ -124,7 +134,12 @@ impl Auto {
                 if self.depth == 0 {
                     self.plain = self.usual.cost();
                 }
-                if self.usual.number >= TRIAL && self.usual.cost() * CLEARLY > self.plain {
+                if let Some(promise) = self.promise {
+                    if self.usual.number >= CHECK {
+                        self.trial = self.promise.take();
+                        self.settle(promise.passes.cost() < self.usual.cost() * CLEARLY);
+                    }
+                } else if self.usual.number >= TRIAL && self.usual.cost() * CLEARLY > self.plain {
                     self.try_depth(0);
                 } else if self.left == 0 && self.usual.number >= GLANCE {
                     self.try_next();
@@ -260,6 +275,26 @@ mod tests {
         assert!(cost < 1.1, "{cost}");
         world.run(&mut auto, 3000);
         assert_eq!(auto.depth(), MAX_DEPTH);
+    }
+
+    #[test]
+    fn what_gets_cheaper_by_itself_is_no_merit_of_drafts() {
+        // Experts come into memory: the first passes cost five times as much. Every other draft comes true, which does not pay.
+        let (mut auto, mut drafted, mut tokens, mut passes) = (Auto::new(), 0, 0u64, 0u64);
+        while tokens < 400 {
+            let drafts = auto.drafts();
+            drafted += drafts;
+            passes += 1;
+            let cold = 1.0 + 4.0 * (-(tokens as f64) / 20.0).exp();
+            let brought = 1 + (drafts as u64).min(passes & 1);
+            auto.passed(
+                brought,
+                Duration::from_secs_f64(cold * (1.0 + 0.7 * drafts as f64)),
+            );
+            tokens += brought;
+        }
+        assert_eq!(auto.depth(), 0);
+        assert!(drafted < 40, "{drafted}");
     }
 
     #[test]

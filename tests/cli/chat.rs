@@ -306,10 +306,10 @@ fn a_person_has_history_and_a_status_line() {
     terminal.expect("> ");
     terminal.write("\u{1b}[A\r");
     terminal.expect("messages     0");
-    terminal.expect("> ");
+    terminal.expect_line("> ");
     terminal.write("\u{3}");
     terminal.expect("Ctrl-C once more leaves");
-    terminal.expect("> ");
+    terminal.expect_line("> ");
     terminal.write("\u{3}");
     assert_eq!(terminal.end().code(), Some(0));
 }
@@ -361,15 +361,22 @@ fn a_dumb_terminal_gets_no_control_characters() {
 #[test]
 fn a_terminal_is_left_as_it_was() {
     let home = tempfile::tempdir().unwrap();
-    let mut terminal = at_home(chat(&[]), &home, "xterm");
-    terminal.expect("> ");
-    // It is not waiting for the line yet, when it has said so.
-    while terminal.is_cooked() {
-        std::thread::sleep(Duration::from_millis(1));
+    for (signal, leaving) in [
+        (libc::SIGTERM, false),
+        (libc::SIGTERM, true),
+        (libc::SIGHUP, false),
+    ] {
+        let mut terminal = at_home(chat(&[]), &home, "xterm");
+        terminal.expect_line("> ");
+        if leaving {
+            terminal.write("\u{3}");
+            terminal.expect("Ctrl-C once more leaves");
+            terminal.expect_line("> ");
+        }
+        terminal.signal(signal);
+        assert_eq!(terminal.end().signal(), Some(signal));
+        assert!(terminal.is_cooked());
     }
-    terminal.signal(libc::SIGTERM);
-    assert_eq!(terminal.end().signal(), Some(libc::SIGTERM));
-    assert!(terminal.is_cooked());
 }
 
 #[test]

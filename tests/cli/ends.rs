@@ -31,7 +31,10 @@ fn tokens(model: &Broken, n: usize) -> Vec<Value> {
 }
 
 fn endless_decode(model: &Broken, prompt: &str) -> Command {
-    let mut command = model.run("decode", &["--prompt-ids", prompt, "-n", "100000"]);
+    let mut command = model.run(
+        "decode",
+        &["--prompt-ids", prompt, "-n", "100000", "--threads", "2"],
+    );
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -45,9 +48,9 @@ fn send(child: &Child, signal: i32) {
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
-/// Waits until the child has loaded the model and can be asked to stop.
+/// Waits until the child, which has two compute threads, has loaded the model and can be asked to stop.
 pub fn wait_until_it_can_be_stopped(child: &mut Child) {
-    wait_until(child, reads_experts);
+    wait_until(child, computes);
 }
 
 /// Waits for something that the child does.
@@ -69,13 +72,13 @@ fn catches_signals(child: &Child) -> bool {
     caught & 1 << (libc::SIGTERM - 1) != 0
 }
 
-/// Whether the thread is there that reads experts. It begins when the child can be asked to stop.
-fn reads_experts(child: &Child) -> bool {
+/// Whether a second compute thread is there. It begins when the child can be asked to stop.
+fn computes(child: &Child) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{}/task", child.id())) else {
         return false;
     };
     let mut names = threads.flatten().map(|thread| thread.path().join("comm"));
-    names.any(|name| fs::read_to_string(name).is_ok_and(|name| name.trim() == "colibri-ring"))
+    names.any(|name| fs::read_to_string(name).is_ok_and(|name| name.trim() == "compute-1"))
 }
 
 /// Exit code and what was written; kills what does not end.

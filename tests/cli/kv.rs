@@ -288,7 +288,8 @@ fn ctrl_c_within_a_prompt() {
     for append in [false, true] {
         let talk = Talk::new();
         let path = talk.path();
-        let kv = ["--kv", path.to_str().unwrap(), "--prefill-slice", "16"];
+        let path = path.to_str().unwrap();
+        let kv = ["--kv", path, "--prefill-slice", "16", "--threads", "2"];
         let decode = |args: &[&str]| model.run("decode", &[&kv, args].concat());
         finish(decode(&["--prompt-ids", "7,7", "-n", "0"]));
         let args: &[&str] = &["--prompt-ids", &prompt, "-n", "1", "--kv-append"];

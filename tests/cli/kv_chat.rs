@@ -228,3 +228,25 @@ fn at_a_terminal_it_is_kept_unasked() {
     assert_eq!(terminal.end().code(), Some(0));
     assert_eq!(files(), 1);
 }
+
+#[test]
+fn decode_does_not_end_a_conversation() {
+    let talk = Talk::new();
+    fed(chat(&talk, &[]), MESSAGES[0]);
+    let path = talk.path();
+    let before = std::fs::read(&path).unwrap();
+    for args in [&["--kv-append"][..], &[]] {
+        let kv = ["--kv", path.to_str().unwrap(), "--prompt", "The", "-n", "2"];
+        let decode = on_model(
+            "decode",
+            &Saved::named("tiny-text").dirs,
+            &[&kv, args].concat(),
+        );
+        let line = error_of(&finish(decode));
+        assert!(
+            line.contains("conversation") && line.contains("--kv-reset"),
+            "{line}"
+        );
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    }
+}

@@ -320,7 +320,10 @@ fn two_processes_at_once() {
     let talk = Talk::new();
     let path = talk.path();
     let kv = ["--kv", path.to_str().unwrap(), "--prompt-ids", "1,2"];
-    let mut first = endless.run("decode", &[&kv[..], &["-n", "100000"]].concat());
+    let mut first = endless.run(
+        "decode",
+        &[&kv[..], &["-n", "100000", "--threads", "2"]].concat(),
+    );
     let mut first = first
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

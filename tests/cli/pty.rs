@@ -106,6 +106,15 @@ impl Terminal {
         }
     }
 
+    /// Waits for this prompt, and until keys are read one by one, which is a little later.
+    #[track_caller]
+    pub fn expect_line(&mut self, prompt: &str) {
+        self.expect(prompt);
+        while self.is_cooked() && self.child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: i32) {
         // SAFETY: a system call on integers; the child has not been waited for, so its id is its own.

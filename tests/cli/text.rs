@@ -321,6 +321,10 @@ fn templates_that_are_missing_or_hostile_are_one_line() {
         &with("{{ raise_exception('not you') }}"),
         &["refuses", "not you"],
     );
+    // A terminal would obey it.
+    let loud = "{{ raise_exception('a\\x1b[31m' * 9999) }}";
+    let said = stderr(&with(loud));
+    assert!(said.contains("a\u{241b}[31m") && !said.contains('\u{1b}') && said.len() < 16_000);
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     refused(&with(endless), &["was stopped"]);
     // Nothing but a list in a list, twice at each of 99 levels.

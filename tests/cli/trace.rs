@@ -303,3 +303,61 @@ fn a_report_names_every_directory_of_the_model() {
     assert!(html.contains(&format!("Decode of {a} and {b}")));
     assert!(html.contains(&format!("Drive of {a} and {b}")));
 }
+
+#[test]
+fn what_a_link_names_is_written_and_the_link_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let (link, named) = (dir.path().join("link"), dir.path().join("named"));
+    std::fs::write(&named, "").unwrap();
+    std::os::unix::fs::symlink(&named, &link).unwrap();
+    json_of(&decode(&["--trace", link.to_str().unwrap()]));
+    assert!(link.is_symlink());
+    let text = std::fs::read_to_string(&named).unwrap();
+    assert!(serde_json::from_str::<Value>(&text).is_ok());
+    std::fs::remove_file(&named).unwrap();
+    let line = error_of(&decode(&["--trace", link.to_str().unwrap()]));
+    assert!(
+        line.contains("a link") && line.contains("No such file"),
+        "{line}"
+    );
+    assert!(link.is_symlink() && !named.exists());
+}
+
+#[test]
+fn one_file_cannot_be_two() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    let path = path.to_str().unwrap();
+    for flags in [
+        ["--trace", "--report"],
+        ["--trace", "--save-routing"],
+        ["--report", "--save-routing"],
+    ] {
+        let line = error_of(&decode(&[flags[0], path, flags[1], path]));
+        for flag in flags {
+            assert!(line.contains(flag), "{line}");
+        }
+    }
+    let line = error_of(&decode(&["--trace", dir.path().to_str().unwrap()]));
+    assert!(line.contains("is a directory"), "{line}");
+    // What is printed and what is traced would be in each other's way.
+    let out = std::fs::File::create(path).unwrap();
+    let model = [shipped().join("f16-long")];
+    let mut command = on_model(
+        "decode",
+        &model,
+        &["--prompt-ids", "1", "-n", "2", "--trace", path],
+    );
+    let output = command
+        .stdout(out)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = output.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("where the output goes"),
+        "{}",
+        stderr(&output)
+    );
+}

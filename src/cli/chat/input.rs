@@ -80,7 +80,7 @@ impl Validator for Backslash {
 impl Terminal {
     fn open() -> Option<Terminal> {
         // While a line is typed, the terminal neither echoes nor makes lines.
-        interrupt::restore_mode_at_end();
+        interrupt::restore_mode_at_end().ok()?;
         let behavior = match io::stdout().is_terminal() {
             true => Behavior::Stdio,
             // Answers go to a file, and what is typed is shown all the same.
