@@ -271,6 +271,33 @@ fn main() {
         &mut cases,
     );
 
+    // The matrices of the demo model, and rows of its KV cache: a row's sum takes as long as its products.
+    let mut cases = Vec::new();
+    for (format, cols) in [
+        (Format::Int4Group(64), 128),
+        (Format::Int4Group(64), 256),
+        (Format::Int8Row, 256),
+        (Format::F32, 144),
+    ] {
+        for n in [1, 2, 4] {
+            let size = format.row_bytes(cols).unwrap() + 4 * format.row_scales(cols);
+            let w = matrix(format, &bytes[..256 * size], cols);
+            let (mut y, x, pool) = (vec![0f32; n * w.rows], &x, &pools[0]);
+            cases.push(Case {
+                name: format!("{format} [{}, {cols}], {n} vectors", w.rows),
+                work: 100.0 * (n * w.rows * cols) as f64,
+                run: Box::new(move || {
+                    (0..100).for_each(|_| w.matmul(pool, &x[..n * cols], n, &mut y));
+                }),
+            });
+        }
+    }
+    measure(
+        "Small cached matrices, 1 thread",
+        "G multiply-adds/s",
+        &mut cases,
+    );
+
     for format in [Format::Bf16, Format::Int8Row, Format::Int4Group(64)] {
         let mut cases = Vec::new();
         for n in [1, 2, 3, 4, 8, 16, 64] {

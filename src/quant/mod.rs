@@ -29,6 +29,8 @@ mod float;
 mod format;
 pub mod infer;
 mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod lanes512;
 mod packed;
 #[cfg(test)]
 mod tests;

@@ -2,8 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::{Unpack8, prefetch_rows, sum8};
+use super::avx2::{Unpack8, prefetch_rows};
 use super::{AXPY_ROWS, BLOCK, Blocks, Code, FINE, GROUP, Groups, QUARTER, Row};
+use crate::quant::lanes512::{Lanes, add_lanes};
 
 /// AVX-512 F on top of what [`super::avx2::Path`] needs.
 pub struct Path;
@@ -37,17 +38,17 @@ pub trait Unpack16: Code {
 impl<C: Unpack16 + Unpack8, const S: u8> Blocks<C, S> for Path {
     const COLS: usize = 4;
 
-    // Two accumulators a row and column: two by four are sixteen of the thirty-two registers.
-    fn rows(_: usize) -> usize {
-        2
+    // Two accumulators a row and column: four by two or two by four are sixteen of the thirty-two registers.
+    fn rows(cols: usize) -> usize {
+        if cols <= 2 { 4 } else { 2 }
     }
 
     fn dot(rows: &[Row<'_>], x: &[f32], y: &mut [&mut [f32]], at: usize) {
         // SAFETY: this path is chosen only on a CPU with these features (`Isa::available`).
         unsafe {
             match (rows, y.len()) {
-                (&[a, b], 1) => dot::<C, S, 2, 1>([a, b], x, y, at),
-                (&[a, b], 2) => dot::<C, S, 2, 2>([a, b], x, y, at),
+                (&[a, b, c, d], 1) => dot::<C, S, 4, 1>([a, b, c, d], x, y, at),
+                (&[a, b, c, d], _) => dot::<C, S, 4, 2>([a, b, c, d], x, y, at),
                 (&[a, b], 3) => dot::<C, S, 2, 3>([a, b], x, y, at),
                 (&[a, b], _) => dot::<C, S, 2, 4>([a, b], x, y, at),
                 (_, 1) => dot::<C, S, 1, 1>([rows[0]], x, y, at),
@@ -68,9 +69,6 @@ impl<C: Unpack16 + Unpack8, const S: u8> Blocks<C, S> for Path {
         }
     }
 }
-
-/// The lanes of R rows times N columns.
-type Lanes<const R: usize, const N: usize> = [[[__m512; 2]; N]; R];
 
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
 fn dot<C: Unpack16, const S: u8, const R: usize, const N: usize>(
@@ -105,11 +103,7 @@ fn dot<C: Unpack16, const S: u8, const R: usize, const N: usize>(
         // SAFETY: there is a block at `w`, whole or padded, and every x[c] has BLOCK values for it.
         unsafe { step::<C, S, R, N>(w, at, &rows, block, group, x, &mut lanes) }
     }
-    for (r, lanes) in lanes.iter().enumerate() {
-        for (y, lanes) in y.iter_mut().zip(lanes) {
-            y[at + r] = sum(lanes);
-        }
-    }
+    add_lanes(&lanes, y, at);
 }
 
 /// One block of every row and column.
@@ -154,16 +148,6 @@ unsafe fn step<C: Unpack16, const S: u8, const R: usize, const N: usize>(
             }
         }
     }
-}
-
-/// The pairwise sum: lanes 16 apart, then 8, 4, 2, 1.
-#[inline]
-#[target_feature(enable = "avx512f,avx2,fma,f16c")]
-fn sum(lanes: &[__m512; 2]) -> f32 {
-    let sixteen = _mm512_add_ps(lanes[0], lanes[1]);
-    let low = _mm512_castps512_ps256(sixteen);
-    let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(sixteen)));
-    sum8(_mm256_add_ps(low, high))
 }
 
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
