@@ -23,8 +23,8 @@ const NORM_EPS: f32 = 1e-6;
 /// Heads of a tile at most: each block of the cache is read once for all of them.
 pub(super) const MAX_GROUP: usize = 8;
 
-/// Tokens whose heads read fewer bytes of the cache (from L2, mostly) are attended to on the calling thread: a helper that has gone to
-/// sleep since the last product comes too late for them.
+/// Tokens whose heads read fewer bytes (of the cache and of `kv_b`, from L2 mostly) are attended to on the calling thread: a helper that
+/// has gone to sleep since the last product comes too late for them.
 const INLINE_BYTES: usize = 4 << 20;
 /// Tiles of a token that threads can share, at least.
 const TILES: usize = 4;
@@ -165,8 +165,9 @@ impl Attention {
         let q = sized(&mut scratch.q, n * self.heads * head);
         self.q_b.matrix().matmul(pool, q_resid, n, q);
         let values = sized(&mut scratch.values, n * self.heads * self.value);
-        // What the heads read of the cache, once for the scores and once for the sums.
-        let read = 2 * size_of::<f32>() * n * self.heads * cache.kv.len() * cache.kv.width();
+        // The cache is read once for the scores and once for the sums.
+        let cached = 2 * size_of::<f32>() * self.heads * cache.kv.len() * cache.kv.width();
+        let read = n * (cached + self.kv_b.matrix().bytes.len());
         let inline = pool.threads() == 1 || read < INLINE_BYTES;
         let group = group_of(self.heads, if inline { 1 } else { TILES });
         let groups = self.heads / group;
