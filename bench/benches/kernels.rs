@@ -1,7 +1,7 @@
 //! Speed of the matrix-vector products next to the memory they stream from.
 //!
 //! `cargo bench -p colibri-bench --bench kernels -- [MIB] [SECTION] [isa=avx2]` with the size of the large matrix
-//! (default 1024: it should be larger than the last-level cache), a word of one section's title to run only that, and
+//! (default 1024, at least 32: it should be larger than the last-level cache), a word of one section's title to run only that, and
 //! an instruction set to use instead of the best (portable, avx2, avx512). The weights of the engine are on huge pages;
 //! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` gives the bench them too. Every round runs all cases once, so that drift of the
 //! machine hits them alike; medians are printed.
