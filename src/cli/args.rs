@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::bail;
@@ -117,11 +118,12 @@ impl ModelArgs {
     }
 }
 
-/// Fails where a model's directory is none.
+/// Fails where a model's directory is none, or the first holds nothing of a model.
 pub fn check_model(dirs: &[PathBuf]) -> anyhow::Result<()> {
-    for dir in dirs {
+    for (i, dir) in dirs.iter().enumerate() {
         let why = match fs::metadata(dir) {
-            Ok(found) if found.is_dir() => continue,
+            Ok(found) if found.is_dir() && (i > 0 || holds_a_part(dir)) => continue,
+            Ok(found) if found.is_dir() => "it holds no part of a model".to_owned(),
             Ok(_) => "it is no directory".to_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => "there is none".to_owned(),
             Err(error) => error.to_string(),
@@ -132,6 +134,18 @@ pub fn check_model(dirs: &[PathBuf]) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Whether config.json or a shard is there; true also where that cannot be found out, for others to say why.
+fn holds_a_part(dir: &Path) -> bool {
+    fs::read_dir(dir).map_or(true, |mut entries| {
+        entries.any(|entry| {
+            entry.map_or(true, |entry| {
+                let name = entry.file_name();
+                name == "config.json" || name.as_bytes().ends_with(b".safetensors")
+            })
+        })
+    })
 }
 
 /// Ends the program when more mirrors are given than a model may have.

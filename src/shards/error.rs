@@ -123,7 +123,8 @@ pub enum ShardError {
     #[error(
         "{} is missing from {}, as the names of the other shards say: the download is incomplete, or the model has one \
          more directory to give",
-        Shown(shard), list(dirs)
+        Shown(shard),
+        list(dirs)
     )]
     Unfinished {
         /// Name of the file that is missing.

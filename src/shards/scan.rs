@@ -73,10 +73,16 @@ pub(super) fn shards(dir: &Path) -> Result<Vec<PathBuf>, ShardError> {
 
 /// Refuses shards whose names say that there is another one: `model-00001-of-00002.safetensors` alone. For models without a list; one that
 /// has it may have been cut to fewer files.
-pub(super) fn check_numbered(dirs: &[PathBuf], present: &HashSet<&OsStr>) -> Result<(), ShardError> {
+pub(super) fn check_numbered(
+    dirs: &[PathBuf],
+    present: &HashSet<&OsStr>,
+) -> Result<(), ShardError> {
     let mut series: BTreeMap<(&str, &str), Vec<Numbered<'_>>> = BTreeMap::new();
     for shard in present.iter().filter_map(|name| Numbered::parse(name)) {
-        series.entry((shard.stem, shard.of)).or_default().push(shard);
+        series
+            .entry((shard.stem, shard.of))
+            .or_default()
+            .push(shard);
     }
     for ((stem, of), shards) in series {
         let Ok(count) = of.parse::<u64>() else {

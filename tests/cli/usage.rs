@@ -5,6 +5,7 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use crate::child::{colibri, error_of, finish, stderr};
+use crate::common::Saved;
 
 /// Runs it and expects exit 1, nothing on stdout and one line on stderr, which is returned.
 fn error_line(args: &[&str]) -> String {
@@ -116,19 +117,16 @@ fn doctor_warns_of_a_directory_that_is_not_there() {
 
 #[test]
 fn flags_come_from_the_environment_too() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = &Saved::named("bf16-shared").dirs[0];
     let output = colibri()
         .arg("doctor")
-        .env("COLIBRI_MODEL", dir.path())
+        .env("COLIBRI_MODEL", dir)
         .env("COLIBRI_JSON", "1")
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(
-        report["checks"][5]["details"]["dir"],
-        dir.path().to_str().unwrap()
-    );
+    assert_eq!(report["checks"][5]["details"]["dir"], dir.to_str().unwrap());
 }
 
 #[test]

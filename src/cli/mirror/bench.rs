@@ -75,8 +75,8 @@ type Timed = (SystemTime, Measured);
 pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     check_weights(args.mirror_weights.as_ref(), &args.copies.mirror);
     let reports = args.reports.create()?;
-    let config = Config::load(&args.copies.model[0])?;
     let shards = args.copies.open()?;
+    let config = Config::load(&args.copies.model[0])?;
     // What is measured is what was meant, or nothing is.
     for fault in shards.faults() {
         ensure!(

@@ -15,7 +15,7 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stage::{Copying, Ended, Shard, State, Work, copy_shard, copy_small};
 use serde::Serialize;
 
-use super::super::args::{DirectArg, EngineArg};
+use super::super::args::{DirectArg, EngineArg, check_model};
 use super::super::size::{Size, human};
 use super::super::{interrupt, progress};
 
@@ -79,6 +79,7 @@ struct Report {
 
 /// Copies and prints.
 pub fn run(args: &StageArgs) -> anyhow::Result<ExitCode> {
+    check_model(&args.model)?;
     let shards = Shards::open(&args.model)?;
     let work = Work::plan(&shards, &args.to, args.budget.map(|size| size.0))?;
     let mut report = Report::new(&work, args.dry_run);
