@@ -158,9 +158,9 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         context: input.prompt.len().saturating_add(new),
         prompt: input.prompt.len() - turn.as_ref().map_or(0, |turn| turn.reusable(&input.prompt)),
     };
-    let pictures = args.pictures.create(args.save_routing.as_deref())?;
-    let routing = (args.save_routing.as_deref())
-        .map(|path| recorder(path, config))
+    let (pictures, routing) = args.pictures.create(args.save_routing.as_deref())?;
+    let routing = routing
+        .map(|file| recorder(&file, config).map(|recorder| (file, recorder)))
         .transpose()?;
     let (opened, mut store) = indexed.load(&args.model, tokens)?;
     let routing = routing.map(|(file, recorder)| {
