@@ -9,6 +9,8 @@ use anyhow::{Context, ensure};
 use colibri_uring::temporary;
 use tempfile::{Builder, NamedTempFile};
 
+use super::interrupt;
+
 /// How a report begins.
 pub const HTML: &str = "<!doctype html>";
 
@@ -71,6 +73,7 @@ impl Output {
         let temp = (!special).then(|| {
             // As readable as any other file that is made.
             let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+            interrupt::tidy_at_end()?;
             temporary::beside(path, Builder::new().permissions(mode))
         });
         Ok(Output {
