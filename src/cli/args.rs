@@ -18,6 +18,7 @@ use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::MAX_MIRRORS;
 use colibri_uring::stream::Lookahead;
 
+use super::WrongUsage;
 use super::size::Size;
 
 /// Which model, and how it is run. But for `--dsa`, `--dense-bits`, `--expert-bits` and `--activations`, none of it changes a number that the model computes.
@@ -148,27 +149,39 @@ fn holds_a_part(dir: &Path) -> bool {
     })
 }
 
-/// Ends the program when more mirrors are given than a model may have.
-pub fn check_mirrors(mirrors: &[PathBuf]) {
-    if mirrors.len() > MAX_MIRRORS {
-        super::wrong_usage(format!(
-            "--mirror is given {} times, at most {MAX_MIRRORS} are possible",
-            mirrors.len()
-        ));
+/// Fails when more mirrors are given than a model may have.
+pub fn check_mirrors(mirrors: &[PathBuf]) -> Result<(), WrongUsage> {
+    match mirrors.len() {
+        0..=MAX_MIRRORS => Ok(()),
+        given => Err(WrongUsage(format!(
+            "--mirror is given {given} times, at most {MAX_MIRRORS} are possible"
+        ))),
     }
 }
 
-/// Ends the program when there is not one weight for the model and for each mirror.
-pub fn check_weights(weights: Option<&Weights>, mirrors: &[PathBuf]) {
-    if let Some(Weights(weights)) = weights
-        && weights.len() != mirrors.len() + 1
+/// The weights of `--mirror-weights`. Fails when there is not one for the model and for each mirror; those of the variable are left out
+/// then, as it may be meant for others.
+pub fn weights<'a>(
+    weights: Option<&'a Weights>,
+    mirrors: &[PathBuf],
+) -> Result<Option<&'a [u32]>, WrongUsage> {
+    let Some(given) = weights else {
+        return Ok(None);
+    };
+    let Weights(weights) = given;
+    let (count, drives) = (weights.len(), mirrors.len() + 1);
+    if count == drives {
+        return Ok(Some(weights));
+    }
+    let wrong = format!(
+        "--mirror-weights has {count} weights, and there are {drives} drives: the model's and {} of mirrors",
+        mirrors.len()
+    );
+    match std::env::var("COLIBRI_MIRROR_WEIGHTS")
+        .is_ok_and(|text| text.parse().as_ref() == Ok(given))
     {
-        super::wrong_usage(format!(
-            "--mirror-weights has {} weights, and there are {} drives: the model's and {} of mirrors",
-            weights.len(),
-            mirrors.len() + 1,
-            mirrors.len()
-        ));
+        true => Ok(None),
+        false => Err(WrongUsage(wrong)),
     }
 }
 

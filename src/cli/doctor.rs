@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::args::check_model;
 use super::plan::Report;
+use super::printer::to_stdout;
 use super::size::human;
 
 /// Say what this machine allows: io_uring, huge pages, O_DIRECT, limits, CPU, memory
@@ -93,13 +94,12 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         let ok = model.is_ok() && checks.iter().all(|check| check.ok);
         super::print_json(&json!({ "ok": ok, "checks": checks }))?;
     } else {
-        print(&checks)?;
+        to_stdout(|out| print(out, &checks))?;
     }
     model.map(|()| ExitCode::SUCCESS)
 }
 
-fn print(checks: &[Check]) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+fn print(out: &mut dyn Write, checks: &[Check]) -> io::Result<()> {
     for check in checks {
         let verdict = if check.ok { "ok  " } else { "warn" };
         writeln!(out, "{verdict}  {:<12} {}", check.name, check.found)?;

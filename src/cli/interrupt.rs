@@ -103,7 +103,7 @@ pub fn tidy_at_end() -> io::Result<()> {
 }
 
 /// Removes what is temporary: to be called where the process ends without returning from `main`.
-pub fn tidy() {
+fn tidy() {
     if let Some(mode) = lock(&MODE).take() {
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &mode);
     }

@@ -24,6 +24,7 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 
 use super::args::{DirectArg, seconds};
+use super::printer::to_stdout;
 use super::progress;
 use super::report::ReportArgs;
 use super::size::{Size, human};
@@ -149,7 +150,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         super::print_json(&report)?;
     } else {
-        print(&report, &verdict)?;
+        to_stdout(|out| print(out, &report, &verdict))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -10,6 +10,7 @@ use clap::Args;
 use colibri_uring::tokenizer::{Settings, Tokenizer, TokenizerError};
 use rustix::fs::{FileType, fstat, major, minor};
 
+use super::WrongUsage;
 use super::size::human;
 
 /// The text of a prompt.
@@ -35,13 +36,13 @@ impl PromptArgs {
         self.prompt.is_some() || self.prompt_file.is_some()
     }
 
-    /// The prompt, or `None` when nothing is given: the standard input is a terminal, `/dev/null` or empty. Ends the program as wrong
-    /// usage when `--prompt` is not UTF-8.
+    /// The prompt, or `None` when nothing is given: the standard input is a terminal, `/dev/null` or empty. Wrong usage when
+    /// `--prompt` is not UTF-8.
     pub fn read(&self) -> anyhow::Result<Option<String>> {
         match (&self.prompt, &self.prompt_file) {
             (Some(text), _) => match text.clone().into_encoded_bytes().try_into() {
                 Ok(Utf8(text)) => Ok(Some(text)),
-                Err(why) => super::wrong_usage(format!("--prompt {why}")),
+                Err(why) => bail!(WrongUsage(format!("--prompt {why}"))),
             },
             (None, Some(path)) if path == Path::new("-") => Ok(Some(standard_input()?)),
             (None, Some(path)) => Ok(Some(file(path)?)),

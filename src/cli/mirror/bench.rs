@@ -19,7 +19,8 @@ use colibri_uring::report::{Page, machine};
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;
 
-use super::super::args::{Weights, check_weights, seconds};
+use super::super::args::{Weights, seconds, weights};
+use super::super::printer::to_stdout;
 use super::super::progress::spinner;
 use super::super::report::ReportArgs;
 use super::CopiesArgs;
@@ -73,7 +74,7 @@ type Timed = (SystemTime, Measured);
 
 /// Measures and prints.
 pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
-    check_weights(args.mirror_weights.as_ref(), &args.copies.mirror);
+    let weights = weights(args.mirror_weights.as_ref(), &args.copies.mirror)?;
     let reports = args.reports.create()?;
     let shards = args.copies.open()?;
     let config = Config::load(&args.copies.model[0])?;
@@ -88,8 +89,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let catalog = Catalog::new(&shards, &config)?;
     let direct = args.copies.direct.into();
     let mut experts = ExpertFiles::new(&shards, catalog, direct)?;
-    if let Some(weights) = &args.mirror_weights {
-        experts.pin(&shards, &weights.0);
+    if let Some(weights) = weights {
+        experts.pin(&shards, weights);
     }
     let layouts = experts.layouts()?;
     ensure!(!layouts.is_empty(), "the model has no routed experts");
@@ -140,10 +141,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if args.copies.json {
         super::super::print_json(&report)?;
     } else {
-        print(
-            &report,
-            layouts.iter().map(|l| l.footprint).max().unwrap_or(0),
-        )?;
+        let expert = layouts.iter().map(|l| l.footprint).max().unwrap_or(0);
+        to_stdout(|out| print(out, &report, expert))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -267,8 +266,7 @@ fn measure(
 }
 
 /// A table for people.
-fn print(report: &Report, expert: u64) -> io::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+fn print(out: &mut dyn Write, report: &Report, expert: u64) -> io::Result<()> {
     let (combined, expert) = (&report.combined, super::super::size::human(expert));
     writeln!(out, "Random experts of up to {expert}\n")?;
     writeln!(out, "{:>10}  {:>10}  directory", "alone", "share of all")?;
@@ -284,5 +282,5 @@ fn print(report: &Report, expert: u64) -> io::Result<()> {
         "\nTogether {:.0} MiB/s, {:.2} of the sum",
         combined.mib_per_s, combined.scaling
     )?;
-    out.flush()
+    Ok(())
 }

@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use anyhow::Context;
 use colibri_uring::profile::{Demand, Measurement, Reader};
 use colibri_uring::report::Table;
 use serde::Serialize;
@@ -130,8 +129,7 @@ fn row(measurement: &Measurement) -> Row {
 }
 
 /// A table for people, and what it means.
-pub fn print(report: &Report, verdict: &[String]) -> anyhow::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+pub fn print(out: &mut dyn Write, report: &Report, verdict: &[String]) -> io::Result<()> {
     let Table { head, rows } = report.table();
     let widths: Vec<usize> = (0..head.len())
         .map(|i| {
@@ -152,7 +150,7 @@ pub fn print(report: &Report, verdict: &[String]) -> anyhow::Result<()> {
     for line in report.page_cache.iter().chain(verdict) {
         writeln!(out, "{line}")?;
     }
-    out.flush().context("cannot print")
+    Ok(())
 }
 
 const HEAD: [&str; 12] = [
