@@ -12,6 +12,8 @@ use super::super::size::human;
 #[derive(Debug, Serialize)]
 pub struct Report {
     runs: Vec<Row>,
+    /// Whether some of the runs were not made, because somebody has asked to stop.
+    interrupted: bool,
     /// How the page cache was kept out.
     page_cache: Vec<String>,
     /// What the best run means for the model; `null` for a file.
@@ -64,10 +66,12 @@ impl Report {
         cache: &[String],
         demand: Option<&Demand>,
         best: f64,
+        interrupted: bool,
     ) -> Report {
         let speed = best * f64::from(1 << 20);
         Report {
             runs: runs.iter().map(row).collect(),
+            interrupted,
             page_cache: cache.to_vec(),
             tokens_per_second: demand.map(|demand| Tokens {
                 token_bytes: demand.token_bytes,
