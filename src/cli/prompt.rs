@@ -60,9 +60,8 @@ pub fn encode(tokenizer: &Tokenizer, dir: &Path, text: &str) -> anyhow::Result<V
             let file = dir.join("tokenizer_config.json");
             let Some(token) = settings.token("bos_token") else {
                 bail!(
-                    "{}, and there is no bos_token in {} to begin with",
-                    TokenizerError::EmptyPrompt,
-                    file.display()
+                    "{}, and the model names no token that begins a text: give a prompt that is not empty",
+                    TokenizerError::EmptyPrompt
                 );
             };
             match tokenizer.id(token) {
