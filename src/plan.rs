@@ -87,10 +87,8 @@ pub struct Plan {
 pub enum PlanError {
     /// What is wanted is more than the budget.
     #[error(
-        "the model does not fit into {}: it needs {} = dense weights {} + KV cache {} + scratch {} + scores {} + drafts {} + index {} + \
-         program {} + record {} + {} of expert slabs; {advice}",
-        size(*budget), size(needs.sum().saturating_add(*slabs)), size(needs.dense), size(needs.kv), size(needs.scratch),
-        size(needs.scores), size(needs.drafts), size(needs.index), size(needs.program), size(needs.record), size(*slabs)
+        "the model does not fit into {}: it needs {}: {}; {advice}",
+        size(*budget), size(needs.sum().saturating_add(*slabs)), terms(needs, *slabs)
     )]
     DoesNotFit {
         /// The other terms.
@@ -100,7 +98,7 @@ pub enum PlanError {
         /// Bytes that were allowed.
         budget: u64,
         /// What can be done.
-        advice: &'static str,
+        advice: String,
     },
     /// Not even the fewest slabs with which something can be read fit.
     #[error(
@@ -124,6 +122,41 @@ fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()
 }
 
+/// What is needed, the largest part first.
+fn terms(needs: &Needs, slabs: u64) -> String {
+    let mut terms = [
+        (needs.dense, "resident weights"),
+        (slabs, "expert slabs"),
+        (needs.kv, "the KV cache"),
+        (needs.scratch, "scratch"),
+        (needs.scores, "attention scores"),
+        (needs.drafts, "drafts"),
+        (needs.index, "the index"),
+        (needs.program, "the program"),
+        (needs.record, "the record"),
+    ];
+    terms.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    let terms = terms.iter().filter(|(bytes, _)| *bytes > 0);
+    let terms: Vec<String> = terms
+        .map(|(bytes, name)| format!("{} for {name}", size(*bytes)))
+        .collect();
+    terms.join(", ")
+}
+
+/// What can be done where `needs` and `slabs` are more than `budget`.
+fn advice(needs: &Needs, slabs: u64, wish: Wish, budget: u64) -> String {
+    let total = needs.sum().saturating_add(slabs);
+    let mut advice = match (wish.cache_slots, wish.ram) {
+        (Some(slots), _) if slots > 0 => "lower --cache-slots".to_owned(),
+        (_, Some(_)) => format!("raise --ram to {}MiB", total.div_ceil(1 << 20)),
+        (_, None) => "free memory or use a machine with more".to_owned(),
+    };
+    if needs.kv.saturating_add(needs.scores) > total.saturating_sub(budget) {
+        advice += ", or ask for a shorter context";
+    }
+    advice
+}
+
 /// Works out the slabs: what the wish says if it fits, otherwise as many as fit. `available` is what the
 /// machine has to spare, in bytes.
 ///
@@ -145,11 +178,7 @@ pub fn plan(
         needs: *needs,
         slabs,
         budget,
-        advice: match (wish.cache_slots, wish.ram) {
-            (Some(slots), _) if slots > 0 => "lower --cache-slots",
-            (_, Some(_)) => "raise --ram",
-            (_, None) => "free memory or use a machine with more",
-        },
+        advice: advice(needs, slabs, wish, budget),
     };
     let slots = slots::slots(
         experts.footprints,

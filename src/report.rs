@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 
+mod area;
 mod bars;
 mod chart;
 pub mod decode;
@@ -33,19 +34,6 @@ fn escape(text: &str) -> String {
         }
     }
     out
-}
-
-/// Appends the titles of a plot's axes, around the plot's `middle`: x at the height `below`, y at the left edge.
-fn axis_titles(out: &mut String, middle: (f64, f64), below: f64, x: &str, y: &str) {
-    let _ = write!(
-        out,
-        "<text x=\"{:.1}\" y=\"{below:.1}\" text-anchor=\"middle\">{}</text>\
-         <text transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
-        middle.0,
-        escape(x),
-        middle.1,
-        escape(y)
-    );
 }
 
 /// Of labels that are `step` apart and need `room` each, the distance between two that are shown.

@@ -7,11 +7,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bytesize::ByteSize;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, context};
 use serde::{Deserialize, Serialize};
-use watch::Limits;
+use watch::{Limits, NoResult};
 
 use crate::config::ConfigError;
 use crate::tokenizer::{Settings, TemplateSource};
@@ -75,6 +76,20 @@ pub enum TemplateError {
         /// Where it is from.
         path: PathBuf,
     },
+    /// There is no thread to run it on.
+    #[error(
+        "cannot run the chat template in {}: no thread can be made with {} of address space for its stack: {source}; a limit \
+         (`ulimit -v`) has to be raised",
+        path.display(), ByteSize::b(*stack).display().iec()
+    )]
+    NoThread {
+        /// Where it is from.
+        path: PathBuf,
+        /// Bytes of its stack.
+        stack: u64,
+        /// The operating system's answer.
+        source: io::Error,
+    },
     /// The template failed.
     #[error("the chat template in {} fails: {message}", path.display())]
     Failed {
@@ -83,6 +98,19 @@ pub enum TemplateError {
         /// The reason, with its line.
         message: String,
     },
+}
+
+impl TemplateError {
+    fn without_result(path: PathBuf, none: NoResult) -> TemplateError {
+        match none {
+            NoResult::Exhausted => TemplateError::Exhausted { path },
+            NoResult::NoThread(stack, source) => TemplateError::NoThread {
+                path,
+                stack,
+                source,
+            },
+        }
+    }
 }
 
 /// Who speaks.
@@ -207,9 +235,9 @@ impl ChatTemplate {
         };
         let path = template.path.clone();
         match watch::within(READING, parse) {
-            Some(Ok(())) => Ok(template),
-            Some(Err(message)) => Err(TemplateError::Invalid { path, message }),
-            None => Err(TemplateError::Exhausted { path }),
+            Ok(Ok(())) => Ok(template),
+            Ok(Err(message)) => Err(TemplateError::Invalid { path, message }),
+            Err(none) => Err(TemplateError::without_result(path, none)),
         }
     }
 
@@ -239,7 +267,7 @@ impl ChatTemplate {
         let (template, messages) = (self.clone(), messages.to_vec());
         let rendered = watch::within(limits, move || template.run(&messages, bytes as u64));
         let path = self.path.clone();
-        rendered.unwrap_or(Err(TemplateError::Exhausted { path }))
+        rendered.unwrap_or_else(|none| Err(TemplateError::without_result(path, none)))
     }
 
     fn run(&self, messages: &[Message], bytes: u64) -> Result<String, TemplateError> {

@@ -2,9 +2,13 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use tempfile::{Builder, NamedTempFile};
+
+/// Those that may not have got their names yet.
+static BEGUN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Begins a file in the directory of `path`, the name that it is to have.
 ///
@@ -14,7 +18,20 @@ pub fn beside(path: &Path, builder: &Builder) -> io::Result<NamedTempFile> {
     let dir = directory(path);
     let made = builder.tempfile_in(dir);
     // The library's error has the name in its text. What is left of it is its kind.
-    made.map_err(|error| fs::metadata(dir).err().unwrap_or(error.kind().into()))
+    let made = made.map_err(|error| fs::metadata(dir).err().unwrap_or(error.kind().into()))?;
+    let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
+    begun.retain(|path| fs::symlink_metadata(path).is_ok());
+    begun.push(made.path().to_owned());
+    Ok(made)
+}
+
+/// Removes those that have not got their names: to be called where the process ends without dropping them.
+pub fn remove_all() {
+    let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
+    for path in begun.drain(..) {
+        // Gone already if it has got its name, or was dropped.
+        let _ = fs::remove_file(path);
+    }
 }
 
 /// The directory of a file.

@@ -61,7 +61,8 @@ fn keys(value: &Value) -> Vec<&str> {
 #[test]
 fn bench_compares_each_alone_with_all_together() {
     let copy = copied();
-    let args = ["--seconds", "0.1", "--json"];
+    // One drive has both, and may not need the second copy unless it is told to.
+    let args = ["--seconds", "0.1", "--mirror-weights", "1,1", "--json"];
     let output = mirror("bench", &[copy.path()], &args);
     assert!(output.status.success());
     let report = json(&output);
@@ -79,7 +80,8 @@ fn bench_compares_each_alone_with_all_together() {
     let shares = report["combined"]["shares"].as_array().unwrap();
     let sum: f64 = shares.iter().map(|share| share.as_f64().unwrap()).sum();
     assert!(shares.len() == 2 && (sum - 1.0).abs() < 1e-9, "{shares:?}");
-    let output = mirror("bench", &[copy.path()], &args[..2]);
+    assert!(report["combined"]["scaling"].as_f64().unwrap() > 0.0);
+    let output = mirror("bench", &[copy.path()], &args[..4]);
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.contains("of the sum"), "{table}");
 }
@@ -143,10 +145,28 @@ fn a_partial_mirror_is_measured_and_what_gives_nothing_is_said() {
     let args = [&args[..], &[report.to_str().unwrap()]].concat();
     let output = mirror("bench", &[copy.path()], &args);
     assert!(output.status.success(), "{}", stderr(&output));
-    let nothing = format!("othing came from {}", copy.path().display());
+    let nothing = format!("nothing came from {}", copy.path().display());
     assert!(stderr(&output).contains(&nothing), "{}", stderr(&output));
     let html = fs::read_to_string(&report).unwrap();
-    assert!(html.contains(&nothing));
+    let table = String::from_utf8(output.stdout).unwrap();
+    // No grade for what was not read.
+    for text in [html, table] {
+        assert!(
+            text.contains(&nothing) && !text.contains(" of the sum"),
+            "{text}"
+        );
+    }
+    let output = mirror("bench", &[copy.path()], &[&args[..4], &["--json"]].concat());
+    assert_eq!(json(&output)["combined"]["scaling"], Value::Null);
+
+    // One shard, and no expert lies wholly in it.
+    let part = tempfile::tempdir().unwrap();
+    let shard = "model-00001-of-00003.safetensors";
+    fs::copy(fixture().join(shard), part.path().join(shard)).unwrap();
+    let output = mirror_bench(&[part.path()]);
+    let report = json(&output);
+    let alone = &report["single"][1]["mib_per_s"];
+    assert_eq!(report["combined"]["scaling"].is_null(), alone.is_null());
 }
 
 #[test]
@@ -210,6 +230,7 @@ fn bench_writes_a_report_and_the_histograms() {
     let (report, hlog) = (copy.path().join("r.html"), copy.path().join("r.hlog"));
     let files = [report.to_str().unwrap(), hlog.to_str().unwrap()];
     let args = ["--seconds", "0.1", "--report", files[0], "--hlog", files[1]];
+    let args = [&args[..], &["--mirror-weights", "1,1"]].concat();
     let output = mirror("bench", &[copy.path()], &args);
     assert!(output.status.success());
     // On one drive, which has both.

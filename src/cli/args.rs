@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::bail;
@@ -17,6 +18,7 @@ use colibri_uring::quant::encode::Packing;
 use colibri_uring::shards::MAX_MIRRORS;
 use colibri_uring::stream::Lookahead;
 
+use super::WrongUsage;
 use super::size::Size;
 
 /// Which model, and how it is run. But for `--dsa`, `--dense-bits`, `--expert-bits` and `--activations`, none of it changes a number that the model computes.
@@ -117,11 +119,12 @@ impl ModelArgs {
     }
 }
 
-/// Fails where a model's directory is none.
+/// Fails where a model's directory is none, or the first holds nothing of a model.
 pub fn check_model(dirs: &[PathBuf]) -> anyhow::Result<()> {
-    for dir in dirs {
+    for (i, dir) in dirs.iter().enumerate() {
         let why = match fs::metadata(dir) {
-            Ok(found) if found.is_dir() => continue,
+            Ok(found) if found.is_dir() && (i > 0 || holds_a_part(dir)) => continue,
+            Ok(found) if found.is_dir() => "it holds no part of a model".to_owned(),
             Ok(_) => "it is no directory".to_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => "there is none".to_owned(),
             Err(error) => error.to_string(),
@@ -134,27 +137,51 @@ pub fn check_model(dirs: &[PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends the program when more mirrors are given than a model may have.
-pub fn check_mirrors(mirrors: &[PathBuf]) {
-    if mirrors.len() > MAX_MIRRORS {
-        super::wrong_usage(format!(
-            "--mirror is given {} times, at most {MAX_MIRRORS} are possible",
-            mirrors.len()
-        ));
+/// Whether config.json or a shard is there; true also where that cannot be found out, for others to say why.
+fn holds_a_part(dir: &Path) -> bool {
+    fs::read_dir(dir).map_or(true, |mut entries| {
+        entries.any(|entry| {
+            entry.map_or(true, |entry| {
+                let name = entry.file_name();
+                name == "config.json" || name.as_bytes().ends_with(b".safetensors")
+            })
+        })
+    })
+}
+
+/// Fails when more mirrors are given than a model may have.
+pub fn check_mirrors(mirrors: &[PathBuf]) -> Result<(), WrongUsage> {
+    match mirrors.len() {
+        0..=MAX_MIRRORS => Ok(()),
+        given => Err(WrongUsage(format!(
+            "--mirror is given {given} times, at most {MAX_MIRRORS} are possible"
+        ))),
     }
 }
 
-/// Ends the program when there is not one weight for the model and for each mirror.
-pub fn check_weights(weights: Option<&Weights>, mirrors: &[PathBuf]) {
-    if let Some(Weights(weights)) = weights
-        && weights.len() != mirrors.len() + 1
+/// The weights of `--mirror-weights`. Fails when there is not one for the model and for each mirror; those of the variable are left out
+/// then, as it may be meant for others.
+pub fn weights<'a>(
+    weights: Option<&'a Weights>,
+    mirrors: &[PathBuf],
+) -> Result<Option<&'a [u32]>, WrongUsage> {
+    let Some(given) = weights else {
+        return Ok(None);
+    };
+    let Weights(weights) = given;
+    let (count, drives) = (weights.len(), mirrors.len() + 1);
+    if count == drives {
+        return Ok(Some(weights));
+    }
+    let wrong = format!(
+        "--mirror-weights has {count} weights, and there are {drives} drives: the model's and {} of mirrors",
+        mirrors.len()
+    );
+    match std::env::var("COLIBRI_MIRROR_WEIGHTS")
+        .is_ok_and(|text| text.parse().as_ref() == Ok(given))
     {
-        super::wrong_usage(format!(
-            "--mirror-weights has {} weights, and there are {} drives: the model's and {} of mirrors",
-            weights.len(),
-            mirrors.len() + 1,
-            mirrors.len()
-        ));
+        true => Ok(None),
+        false => Err(WrongUsage(wrong)),
     }
 }
 

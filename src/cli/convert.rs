@@ -14,6 +14,7 @@ use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
 use serde::Serialize;
 
+use super::printer::to_stdout;
 use super::size::{Size, human};
 use super::{inspect, interrupt, progress};
 
@@ -140,7 +141,7 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     conversion.check_space()?;
     // Like the progress bar: for people who watch.
     if args.dry_run && !args.json {
-        io::stdout().write_all(describe(&planned, args).as_bytes())?;
+        to_stdout(|out| out.write_all(describe(&planned, args).as_bytes()))?;
     } else if !args.json && io::stderr().is_terminal() {
         io::stderr().write_all(describe(&planned, args).as_bytes())?;
     }
@@ -168,14 +169,15 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
             seconds,
         })?;
     } else if !args.dry_run {
-        let mut out = io::stdout().lock();
-        writeln!(
-            out,
-            "{} in {} shards at {}, in {seconds:.1} s",
-            human(summary.bytes_out),
-            summary.shards,
-            args.out.display()
-        )?;
+        to_stdout(|out| {
+            writeln!(
+                out,
+                "{} in {} shards at {}, in {seconds:.1} s",
+                human(summary.bytes_out),
+                summary.shards,
+                args.out.display()
+            )
+        })?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -14,6 +14,7 @@ use colibri_uring::sample::{Sampler, Sampling};
 use colibri_uring::tokenizer::check_ids;
 use serde::Serialize;
 
+use super::WrongUsage;
 use super::args::{DraftArgs, Ids, ModelArgs};
 use super::kv::{KvArgs, Turn};
 use super::open::{self, Indexed, Tokens};
@@ -92,28 +93,25 @@ struct Report<'a> {
 }
 
 impl DecodeArgs {
-    /// Ends the program when flags are given that have no meaning without `--chat`. In the environment they are for other commands too.
-    fn check_chat(&self) {
-        let named = |flag: &str, variable: &str| {
-            if std::env::var_os(variable).is_none() {
-                super::wrong_usage(format!("{flag} needs --chat"));
+    /// Fails when flags are given that have no meaning without `--chat`. In the environment they are for other commands too.
+    fn check_chat(&self) -> Result<(), WrongUsage> {
+        let system = self.template.system.is_some();
+        let variables = !self.template.template_var.is_empty();
+        for (given, flag, variable) in [
+            (system, "--system", "COLIBRI_SYSTEM"),
+            (variables, "--template-var", "COLIBRI_TEMPLATE_VAR"),
+        ] {
+            if given && !self.chat && std::env::var_os(variable).is_none() {
+                return Err(WrongUsage(format!("{flag} needs --chat")));
             }
-        };
-        if self.chat {
-            return;
         }
-        if self.template.system.is_some() {
-            named("--system", "COLIBRI_SYSTEM");
-        }
-        if !self.template.template_var.is_empty() {
-            named("--template-var", "COLIBRI_TEMPLATE_VAR");
-        }
+        Ok(())
     }
 }
 
 /// Loads the model, generates and prints.
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
-    args.check_chat();
+    args.check_chat()?;
     let drafts = drafts(args);
     let indexed = Indexed::open(&args.model)?
         .drafting(drafts)?
@@ -158,9 +156,9 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         context: input.prompt.len().saturating_add(new),
         prompt: input.prompt.len() - turn.as_ref().map_or(0, |turn| turn.reusable(&input.prompt)),
     };
-    let pictures = args.pictures.create(args.save_routing.as_deref())?;
-    let routing = (args.save_routing.as_deref())
-        .map(|path| recorder(path, config))
+    let (pictures, routing) = args.pictures.create(args.save_routing.as_deref())?;
+    let routing = routing
+        .map(|file| recorder(&file, config).map(|recorder| (file, recorder)))
         .transpose()?;
     let (opened, mut store) = indexed.load(&args.model, tokens)?;
     let routing = routing.map(|(file, recorder)| {

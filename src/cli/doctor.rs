@@ -15,7 +15,9 @@ use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::args::check_model;
 use super::plan::Report;
+use super::printer::to_stdout;
 use super::size::human;
 
 /// Say what this machine allows: io_uring, huge pages, O_DIRECT, limits, CPU, memory
@@ -69,8 +71,8 @@ impl Check {
     }
 }
 
-/// Looks at everything and prints it. What is missing is a warning, not a failure: everything works
-/// without it, slower.
+/// Looks at everything and prints it. What the machine lacks is a warning, not a failure: everything works
+/// without it, slower. A model that is none is a failure.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut dirs: Vec<&Path> = args
         .dirs
@@ -84,24 +86,20 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut checks = vec![kernel(), uring(), memlock(), huge_pages(), descriptors()];
     checks.extend(dirs.into_iter().map(direct_reads));
     checks.extend([cpu(), memory()]);
-    if args
-        .model
-        .first()
-        .is_some_and(|dir| dir.join("config.json").exists())
-    {
-        checks.push(model_memory(&args.model));
-    }
+    let model = match args.model.is_empty() {
+        true => Ok(()),
+        false => model_memory(&args.model).map(|check| checks.push(check)),
+    };
     if args.json {
-        let ok = checks.iter().all(|check| check.ok);
+        let ok = model.is_ok() && checks.iter().all(|check| check.ok);
         super::print_json(&json!({ "ok": ok, "checks": checks }))?;
     } else {
-        print(&checks)?;
+        to_stdout(|out| print(out, &checks))?;
     }
-    Ok(ExitCode::SUCCESS)
+    model.map(|()| ExitCode::SUCCESS)
 }
 
-fn print(checks: &[Check]) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+fn print(out: &mut dyn Write, checks: &[Check]) -> io::Result<()> {
     for check in checks {
         let verdict = if check.ok { "ok  " } else { "warn" };
         writeln!(out, "{verdict}  {:<12} {}", check.name, check.found)?;
@@ -113,40 +111,33 @@ fn print(checks: &[Check]) -> io::Result<()> {
 }
 
 /// Whether a model fits, with a context that most conversations stay within.
-fn model_memory(dirs: &[PathBuf]) -> Check {
+fn model_memory(dirs: &[PathBuf]) -> anyhow::Result<Check> {
     const CONTEXT: usize = 4096;
-    let planned = (|| {
-        let config = Config::load(&dirs[0])?;
-        let shards = Shards::open(dirs)?;
-        let catalog = Catalog::new(&shards, &config)?;
-        let files = ExpertFiles::new(&shards, catalog, DirectMode::Auto)?;
-        let ask = Ask {
-            context: CONTEXT,
-            prompt: 0,
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
-            drafts: 0,
-            dense: None,
-            dsa: true,
-            round_experts: None,
-            record: false,
-            wish: Wish::default(),
-        };
-        let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());
-        let plan = survey.plan();
-        anyhow::Ok((Report::new(&survey, plan.as_ref().ok(), false), plan))
-    })();
-    match planned {
-        Ok((report, plan)) => {
-            let details = serde_json::to_value(&report).unwrap_or_default();
-            let total = human(report.total_bytes);
-            let budget = report.budget_bytes.map_or("unknown".into(), human);
-            let found = format!("{total} of {budget} for {CONTEXT} tokens of context");
-            let advice = plan.err().map(|error| error.to_string());
-            Check::new("model", found, details).unless(advice.is_some(), advice.unwrap_or_default())
-        }
-        Err(error) => Check::new("model", "cannot be planned for", Value::Null)
-            .unless(true, error.to_string()),
-    }
+    check_model(dirs)?;
+    let config = Config::load(&dirs[0])?;
+    let shards = Shards::open(dirs)?;
+    let catalog = Catalog::new(&shards, &config)?;
+    let files = ExpertFiles::new(&shards, catalog, DirectMode::Auto)?;
+    let ask = Ask {
+        context: CONTEXT,
+        prompt: 0,
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        drafts: 0,
+        dense: None,
+        dsa: true,
+        round_experts: None,
+        record: false,
+        wish: Wish::default(),
+    };
+    let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());
+    let plan = survey.plan();
+    let report = Report::new(&survey, plan.as_ref().ok(), false);
+    let details = serde_json::to_value(&report).unwrap_or_default();
+    let total = human(report.total_bytes);
+    let budget = report.budget_bytes.map_or("unknown".into(), human);
+    let found = format!("{total} of {budget} for {CONTEXT} tokens of context");
+    let advice = plan.err().map(|error| error.to_string());
+    Ok(Check::new("model", found, details).unless(advice.is_some(), advice.unwrap_or_default()))
 }
 
 fn kernel() -> Check {

@@ -1,80 +1,119 @@
-//! Environment variables stand for flags, and give way to what is on the command line: a variable that contradicts a flag is as if it were
-//! not set.
+//! Environment variables stand for flags, and give way: one that does not go with what is on the command line is as if it were not set.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
 
-use clap::parser::ValueSource;
+use clap::builder::Resettable;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command, FromArgMatches};
 
-/// Parses `args`, the program's name first. Ends the program as clap does when they are wrong.
-pub fn parse<C: FromArgMatches>(command: Command, args: Vec<OsString>) -> C {
-    let command = yielding(command, &args);
-    let mut again = command.clone();
-    let matches = command.get_matches_from(args);
-    C::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut again).exit())
-}
-
-/// The command without the variables that contradict `args`.
-fn yielding(command: Command, args: &[OsString]) -> Command {
-    let mut first = without_environment(command.clone()).ignore_errors(true);
-    first.build();
-    // What is wrong with the arguments is for the real parsing to say.
-    match first.clone().try_get_matches_from(args) {
-        Ok(matches) => hide(command, &first, &matches),
-        Err(_) => command,
+/// Parses `args`, the program's name first. Also returns the command that they use, the innermost one.
+///
+/// # Errors
+/// Wrong usage, or help that was asked for.
+pub fn parse<C: FromArgMatches>(
+    command: Command,
+    args: Vec<OsString>,
+) -> Result<(C, Command), clap::Error> {
+    let (matches, mut command) = matches(command, &args)?;
+    let parsed = C::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    let mut matches = &matches;
+    while let Some((name, inner)) = matches.subcommand() {
+        let Some(subcommand) = command.find_subcommand(name) else {
+            break;
+        };
+        (command, matches) = (subcommand.clone(), inner);
     }
+    Ok((parsed, command))
 }
 
-fn without_environment(command: Command) -> Command {
-    let none = clap::builder::Resettable::Reset;
-    command
-        .mut_args(|arg| arg.env(none.clone()))
-        .mut_subcommands(without_environment)
-}
-
-fn hide(command: Command, built: &Command, matches: &ArgMatches) -> Command {
-    let given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
-    let mut hidden = HashSet::new();
-    let known = built
-        .get_arguments()
-        .filter(|arg| given_id(matches, arg.get_id().as_str()));
-    for arg in known.filter(|arg| given(arg.get_id().as_str())) {
-        // The library knows only those that the argument itself names.
-        let others = built.get_arguments().filter(|other| {
-            let named = built.get_arg_conflicts_with(other);
-            named.iter().any(|named| named.get_id() == arg.get_id())
-        });
-        let named = built.get_arg_conflicts_with(arg).into_iter().chain(others);
-        let mut contradicting: Vec<String> = named.map(|arg| arg.get_id().to_string()).collect();
-        for group in built.get_groups() {
-            let of_group: Vec<_> = group.get_args().collect();
-            if !group.clone().is_multiple() && of_group.contains(&arg.get_id()) {
-                contradicting.extend(of_group.iter().map(|id| id.to_string()));
+/// Parses with as many variables as go with the arguments.
+fn matches(command: Command, args: &[OsString]) -> Result<(ArgMatches, Command), clap::Error> {
+    let known = variables(&command);
+    let with = |used: &HashSet<&str>| {
+        let others = known.iter().map(String::as_str);
+        let others = others.filter(|name| !used.contains(name)).collect();
+        let mut command = without_variables(command.clone(), &others);
+        let matches = command.try_get_matches_from_mut(args)?;
+        Ok((matches, command))
+    };
+    let mut used: HashSet<&str> = known.iter().map(String::as_str).collect();
+    let all = with(&used);
+    if !all.as_ref().is_err_and(is_misfit) {
+        return all;
+    }
+    // One after the other, again and again: one that needs another may go only when that one is used.
+    let lacking = |used: &HashSet<&str>| match with(used) {
+        Ok(_) => Some(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::ArgumentConflict => None,
+        Err(error) => Some(missing(&error)),
+    };
+    used.clear();
+    let mut lacks = lacking(&used);
+    let mut grows = true;
+    while std::mem::take(&mut grows) {
+        for name in &known {
+            if !used.insert(name) {
+                continue;
+            }
+            match (lacking(&used), &lacks) {
+                (Some(now), Some(before)) if now.iter().all(|arg| before.contains(arg)) => {
+                    (lacks, grows) = (Some(now), true);
+                }
+                _ => {
+                    used.remove(name.as_str());
+                }
             }
         }
-        hidden.extend(contradicting);
     }
-    let command = command.mut_args(|arg| match arg.get_id().as_str() {
-        id if hidden.contains(id) && !(given_id(matches, id) && given(id)) => {
-            arg.env(clap::builder::Resettable::Reset)
+    with(&used)
+}
+
+/// Whether arguments do not go together, or one is missing.
+fn is_misfit(error: &clap::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::ArgumentConflict | ErrorKind::MissingRequiredArgument
+    )
+}
+
+/// The arguments that an error says are missing.
+fn missing(error: &clap::Error) -> Vec<String> {
+    match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::Strings(names))
+            if error.kind() == ErrorKind::MissingRequiredArgument =>
+        {
+            names.clone()
         }
-        _ => arg,
-    });
-    match matches.subcommand() {
-        Some((name, matches)) => {
-            let Some(built) = built.find_subcommand(name) else {
-                return command;
-            };
-            command.mut_subcommand(name, |command| hide(command, built, matches))
-        }
-        None => command,
+        _ => Vec::new(),
     }
 }
 
-/// Whether the library can be asked about this argument: it panics about those that it does not know.
-fn given_id(matches: &ArgMatches, id: &str) -> bool {
-    matches.ids().any(|known| known == id)
+/// The variables that are set and that an argument of the command, or of one below it, reads; in their order.
+fn variables(command: &Command) -> Vec<String> {
+    let own = command.get_arguments().filter_map(|arg| arg.get_env());
+    let mut names: Vec<String> = own
+        .filter(|name| std::env::var_os(name).is_some())
+        .filter_map(|name| name.to_str().map(str::to_owned))
+        .collect();
+    names.extend(command.get_subcommands().flat_map(variables));
+    let mut seen = HashSet::new();
+    names.retain(|name| seen.insert(name.clone()));
+    names
+}
+
+/// The command, which does not read these variables.
+fn without_variables(command: Command, unread: &HashSet<&str>) -> Command {
+    let keep = |arg: clap::Arg| {
+        let name = arg.get_env().and_then(|name| name.to_str());
+        match name.is_some_and(|name| unread.contains(name)) {
+            true => arg.env(Resettable::Reset),
+            false => arg,
+        }
+    };
+    command
+        .mut_args(keep)
+        .mut_subcommands(|command| without_variables(command, unread))
 }
 
 #[cfg(test)]
@@ -97,15 +136,19 @@ mod tests {
     #[derive(Debug, Args)]
     #[command(group(clap::ArgGroup::new("input").args(["left", "right"])))]
     struct Go {
-        // Variables that every environment has.
+        // Variables that the environment of a test has.
         #[arg(long, env = "PATH")]
         left: Option<String>,
         #[arg(long)]
         right: Option<String>,
-        #[arg(long, env = "PATH", conflicts_with = "right")]
+        #[arg(long, env = "CARGO_PKG_NAME", conflicts_with = "right")]
         up: Option<String>,
-        #[arg(long, env = "PATH")]
+        #[arg(long, env = "CARGO_PKG_VERSION")]
         down: Option<String>,
+        #[arg(long, env = "CARGO_MANIFEST_DIR", requires = "under")]
+        over: Option<String>,
+        #[arg(long)]
+        under: Option<String>,
     }
 
     fn go(args: &[&str]) -> Result<Go, clap::error::ErrorKind> {
@@ -115,9 +158,9 @@ mod tests {
             .chain(args)
             .map(OsString::from)
             .collect();
-        let command = yielding(Cli::command(), &args);
-        let matches = command.try_get_matches_from(args).map_err(|e| e.kind())?;
-        let Sub::Go(go) = Cli::from_arg_matches(&matches).unwrap().command;
+        let (cli, used) = parse::<Cli>(Cli::command(), args).map_err(|e| e.kind())?;
+        assert_eq!(used.get_name(), "go");
+        let Sub::Go(go) = cli.command;
         Ok(go)
     }
 
@@ -131,10 +174,20 @@ mod tests {
     }
 
     #[test]
+    fn a_variable_that_needs_what_is_not_there_is_left_out() {
+        assert_eq!(go(&[]).unwrap().over, None);
+        assert!(go(&["--under", "u"]).unwrap().over.is_some());
+        let both = go(&["--right", "r", "--under", "u"]).unwrap();
+        assert!(both.left.is_none() && both.over.is_some());
+    }
+
+    #[test]
     fn two_flags_still_contradict() {
         let conflict = clap::error::ErrorKind::ArgumentConflict;
         assert_eq!(go(&["--right", "r", "--left", "l"]).unwrap_err(), conflict);
         assert_eq!(go(&["--right", "r", "--up", "u"]).unwrap_err(), conflict);
+        let missing = clap::error::ErrorKind::MissingRequiredArgument;
+        assert_eq!(go(&["--over", "o"]).unwrap_err(), missing);
         let unknown = clap::error::ErrorKind::UnknownArgument;
         assert_eq!(go(&["--right", "r", "--nonsense"]).unwrap_err(), unknown);
     }

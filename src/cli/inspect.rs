@@ -17,6 +17,7 @@ use colibri_uring::stream::catalog::Projection;
 use colibri_uring::weight::Counts;
 use serde::Serialize;
 
+use super::printer::to_stdout;
 use super::size::human;
 
 /// Show what is in the safetensors files of a model
@@ -96,13 +97,12 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         super::print_json(&report)?;
     } else {
-        print(&report)?;
+        to_stdout(|out| print(out, &report))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(report: &Report) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(
         out,
         "{} tensors ({} of them scales), {}, in {} files of {}",

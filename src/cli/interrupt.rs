@@ -9,6 +9,7 @@ use std::process::{self, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
+use colibri_uring::temporary;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
@@ -52,7 +53,7 @@ impl Loading {
     /// From now on, until it is dropped.
     pub fn begin() -> io::Result<Loading> {
         LOADING.store(true, Ordering::SeqCst);
-        catch(&[SIGINT, SIGTERM])?;
+        tidy_at_end()?;
         Ok(Loading(()))
     }
 }
@@ -67,7 +68,7 @@ impl Drop for Loading {
 pub fn install() -> io::Result<Arc<AtomicBool>> {
     // In this order: whoever sees that signals are caught can rely on the flag.
     INTERRUPTS.idle.store(false, Ordering::SeqCst);
-    catch(&[SIGINT, SIGTERM])?;
+    tidy_at_end()?;
     Ok(INTERRUPTS.asked.clone())
 }
 
@@ -75,7 +76,7 @@ impl Interrupts {
     /// Prepares for SIGINT and SIGTERM in a conversation, which is idle until it says otherwise. The first one of either stops an
     /// answer; a second one before it has stopped ends the process.
     pub fn install() -> io::Result<Interrupts> {
-        catch(&[SIGINT, SIGTERM])?;
+        tidy_at_end()?;
         Ok(INTERRUPTS.clone())
     }
 }
@@ -83,16 +84,17 @@ impl Interrupts {
 /// From now on no signal ends the process before this directory is removed.
 pub fn remove_at_end(dir: &Path) -> io::Result<()> {
     lock(&TEMPORARY).push(dir.to_owned());
-    catch_every_end()
+    tidy_at_end()
 }
 
 /// From now on a signal that ends the process gives the terminal at the standard input back the mode that it has now.
 pub fn restore_mode_at_end() -> io::Result<()> {
     *lock(&MODE) = tcgetattr(io::stdin()).ok();
-    catch_every_end()
+    tidy_at_end()
 }
 
-fn catch_every_end() -> io::Result<()> {
+/// From now on a signal that ends the process removes files that were begun and have no name yet.
+pub fn tidy_at_end() -> io::Result<()> {
     // Whoever started us with nohup does not want that one to end us.
     match ignores(SIGHUP) {
         true => catch(&[SIGINT, SIGTERM]),
@@ -101,10 +103,11 @@ fn catch_every_end() -> io::Result<()> {
 }
 
 /// Removes what is temporary: to be called where the process ends without returning from `main`.
-pub fn tidy() {
+fn tidy() {
     if let Some(mode) = lock(&MODE).take() {
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &mode);
     }
+    temporary::remove_all();
     for dir in lock(&TEMPORARY).drain(..) {
         // Again where somebody still puts files into it. It may be gone already, and there is nobody to tell.
         let mut tries = 0..100;

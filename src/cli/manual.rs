@@ -1,7 +1,6 @@
 //! `man` and `completions`: what the command line says of itself, for the shell.
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -11,6 +10,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 
 use super::Cli;
+use super::printer::to_stdout;
 
 /// Print completions for a shell
 #[derive(Debug, Args)]
@@ -43,7 +43,7 @@ pub fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
         "colibri-uring",
         &mut script,
     );
-    io::stdout().lock().write_all(&script)?;
+    to_stdout(|out| out.write_all(&script))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -54,7 +54,7 @@ pub fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
     let Some(dir) = &args.dir else {
         let mut page = Vec::new();
         Man::new(command).render(&mut page)?;
-        io::stdout().lock().write_all(&page)?;
+        to_stdout(|out| out.write_all(&page))?;
         return Ok(ExitCode::SUCCESS);
     };
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -67,7 +67,7 @@ pub fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
         fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
         written += 1;
     }
-    writeln!(io::stdout(), "{written} pages in {}", dir.display())?;
+    to_stdout(|out| writeln!(out, "{written} pages in {}", dir.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -8,7 +8,7 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, Subcommand};
 use colibri_uring::shards::{Fault, Shards};
 
-use super::args::{DirectArg, EngineArg, check_mirrors};
+use super::args::{DirectArg, EngineArg, check_mirrors, check_model};
 
 mod bench;
 mod stage;
@@ -51,7 +51,8 @@ struct CopiesArgs {
 impl CopiesArgs {
     /// Opens the model with its copies. A mirror that is no directory is an error here: nobody asks about what is not there.
     fn open(&self) -> anyhow::Result<Shards> {
-        check_mirrors(&self.mirror);
+        check_mirrors(&self.mirror)?;
+        check_model(&self.model)?;
         let shards = Shards::open_with(&self.model, &self.mirror, self.engine.into())?;
         for fault in shards.faults() {
             ensure!(matches!(fault, Fault::Files { .. }), "{fault}");

@@ -3,7 +3,6 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
@@ -42,7 +41,11 @@ mod writing;
 #[derive(Debug, Parser)]
 #[command(name = "colibri-uring", version, max_term_width = 100)]
 #[command(
-    after_help = "Every flag also reads an environment variable: --cache-slots reads COLIBRI_CACHE_SLOTS.\n\
+    after_help = "Every flag also reads an environment variable: --cache-slots reads COLIBRI_CACHE_SLOTS, -n reads COLIBRI_N.\n\
+                  A flag overrides its variable, and a variable that does not go with the flags counts as not set.\n\
+                  Several values are separated by commas (COLIBRI_BLOCK_SIZE=1MiB,4MiB, COLIBRI_QUEUE_DEPTH=4,8,\n\
+                  COLIBRI_MIRROR_WEIGHTS=2,1); COLIBRI_MODEL, COLIBRI_MIRROR and COLIBRI_TEMPLATE_VAR hold one.\n\
+                  A switch is off when its variable is empty, 0, no, false or off.\n\
                   Results go to stdout, everything else to stderr. Exit code 0: done, 1: failed, 2: usage, 130: interrupted.\n\
                   Without a command, the demo model that ships with the program writes a little."
 )]
@@ -73,13 +76,18 @@ enum Command {
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
 pub fn main() -> ExitCode {
-    let cli: Cli = environment::parse(Cli::command(), std::env::args_os().collect());
-    log_to_stderr(cli.verbose);
-    let outcome = match cli.command {
-        Some(command) => run(command),
-        None => demonstrate(),
+    let outcome = match environment::parse::<Cli>(command(), std::env::args_os().collect()) {
+        Ok((cli, used)) => {
+            log_to_stderr(cli.verbose);
+            let outcome = match cli.command {
+                Some(command) => run(command),
+                None => demonstrate(),
+            };
+            interrupt::leave_the_end_to_signals();
+            outcome.or_else(|error| with_usage(error, used))
+        }
+        Err(error) => show(&error),
     };
-    interrupt::leave_the_end_to_signals();
     match outcome {
         Ok(code) => code,
         // The reader has seen enough (`| head -1`): not our failure, and nobody to tell.
@@ -114,11 +122,11 @@ fn run(mut command: Command) -> anyhow::Result<ExitCode> {
 
 /// What is run when no command is given: something to see, and what to do next.
 fn demonstrate() -> anyhow::Result<ExitCode> {
-    let mut command = environment::parse::<Cli>(
-        Cli::command(),
-        ["colibri-uring", "decode"].map(Into::into).into(),
-    )
-    .command;
+    let args = ["colibri-uring", "decode"].map(Into::into).into();
+    let mut command = match environment::parse::<Cli>(command(), args) {
+        Ok((cli, _)) => cli.command,
+        Err(error) => return show(&error),
+    };
     if let Some(Command::Decode(args)) = &mut command {
         args.demonstrate = true;
     }
@@ -127,12 +135,38 @@ fn demonstrate() -> anyhow::Result<ExitCode> {
     Ok(outcome)
 }
 
-/// What clap cannot express in its derive: ends the program with exit code 2, the usage and this message.
-fn wrong_usage(message: String) -> ! {
-    interrupt::tidy();
-    Cli::command()
-        .error(ErrorKind::ValueValidation, message)
-        .exit()
+/// The command line. What begins like a negative number is a value everywhere, so that whoever gives one is told what is possible.
+fn command() -> clap::Command {
+    fn with_numbers(command: clap::Command) -> clap::Command {
+        let with_number = |arg: clap::Arg| match arg.get_action().takes_values() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        };
+        command.mut_args(with_number).mut_subcommands(with_numbers)
+    }
+    with_numbers(Cli::command())
+}
+
+/// What clap cannot express in its derive: the program ends with exit code 2, this message and the usage of the command.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct WrongUsage(String);
+
+/// Shows wrong usage of the command `used`; other errors stay.
+fn with_usage(error: anyhow::Error, mut used: clap::Command) -> anyhow::Result<ExitCode> {
+    match error.downcast_ref::<WrongUsage>() {
+        Some(wrong) => show(&used.error(ErrorKind::ValueValidation, wrong)),
+        None => Err(error),
+    }
+}
+
+/// Shows what clap has to say: help on stdout, or wrong usage on stderr.
+fn show(said: &clap::Error) -> anyhow::Result<ExitCode> {
+    let written = said.print();
+    if !said.use_stderr() {
+        printer::to_stdout(|_| written)?;
+    }
+    Ok(u8::try_from(said.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
 fn log_to_stderr(verbose: u8) {
@@ -191,13 +225,13 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     // All of it before any of it is printed: nobody gets half an object.
     let mut json = serde_json::to_vec(value)?;
     json.push(b'\n');
-    let mut out = io::stdout().lock();
-    let written = out.write_all(&json).and_then(|()| out.flush());
-    written.context(printer::STDOUT)
+    printer::to_stdout(|out| out.write_all(&json))
 }
 
 #[cfg(test)]
 mod tests {
+    use anyhow::Context;
+
     use super::*;
 
     #[test]

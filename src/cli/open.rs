@@ -23,7 +23,7 @@ use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 use colibri_uring::trace;
 use colibri_uring::weight::shapes::layer_of;
 
-use super::args::{DsaArg, ModelArgs, check_mirrors, check_weights};
+use super::args::{DsaArg, ModelArgs, check_mirrors, weights};
 use super::interrupt::{self, Loading};
 use super::progress;
 use super::size::human;
@@ -58,6 +58,8 @@ pub struct Indexed {
     config: Config,
     shards: Shards,
     drafts: Mode,
+    /// In what ratio the drives are read.
+    weights: Option<Vec<u32>>,
     recorded: bool,
     loading: Loading,
 }
@@ -65,8 +67,8 @@ pub struct Indexed {
 impl Indexed {
     /// Reads the config and the index.
     pub fn open(args: &ModelArgs) -> anyhow::Result<Indexed> {
-        check_mirrors(&args.mirror);
-        check_weights(args.mirror_weights.as_ref(), &args.mirror);
+        check_mirrors(&args.mirror)?;
+        let weights = weights(args.mirror_weights.as_ref(), &args.mirror)?;
         let start = Instant::now();
         let loading = Loading::begin().context(HANDLE)?;
         let config = Config::load(&args.model[0])?;
@@ -80,6 +82,7 @@ impl Indexed {
             config,
             shards,
             drafts: Mode::Off,
+            weights: weights.map(<[u32]>::to_vec),
             recorded: false,
             loading,
         })
@@ -161,8 +164,8 @@ impl Indexed {
         );
         let (survey, mut files) = self.measure(args, tokens)?;
         let plan = plan_memory(&survey)?;
-        if let Some(weights) = &args.mirror_weights {
-            files.pin(&self.shards, &weights.0);
+        if let Some(weights) = &self.weights {
+            files.pin(&self.shards, weights);
         }
         let options = args.load_options();
         let bar = progress::bytes(plan.needs.dense);

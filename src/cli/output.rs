@@ -9,6 +9,11 @@ use anyhow::{Context, ensure};
 use colibri_uring::temporary;
 use tempfile::{Builder, NamedTempFile};
 
+use super::interrupt;
+
+/// How a report begins.
+pub const HTML: &str = "<!doctype html>";
+
 /// A file that is being written.
 #[derive(Debug)]
 pub struct Output {
@@ -17,10 +22,31 @@ pub struct Output {
     temp: Option<NamedTempFile>,
 }
 
+/// Starts those files that have a path, no two of which may be one. Each has the flag that names it, and how files of its kind begin: see
+/// [`Output::create`].
+pub fn create<const N: usize>(
+    files: [(&str, Option<&Path>, &str); N],
+) -> anyhow::Result<[Option<Output>; N]> {
+    let mut outputs = [const { None::<Output> }; N];
+    for (i, (flag, path, begins)) in files.iter().enumerate() {
+        let Some(path) = path else { continue };
+        let output = Output::create(path, begins)?;
+        for (other, (named, ..)) in outputs.iter().zip(&files) {
+            let same = |other: &Output| place(&other.path) == place(&output.path);
+            ensure!(
+                !other.as_ref().is_some_and(same),
+                "{named} and {flag} name the same file"
+            );
+        }
+        outputs[i] = Some(output);
+    }
+    Ok(outputs)
+}
+
 impl Output {
     /// Starts a file. Nothing is there under its name before [`Output::keep`]. A file that is there is replaced only if it is empty or
     /// begins as all of its kind do: what a slip of the hand names is not lost.
-    pub fn create(path: &Path, begins: &str) -> anyhow::Result<Output> {
+    fn create(path: &Path, begins: &str) -> anyhow::Result<Output> {
         let path = &behind_links(path)?;
         let found = fs::metadata(path);
         if let Ok(found) = &found {
@@ -47,6 +73,7 @@ impl Output {
         let temp = (!special).then(|| {
             // As readable as any other file that is made.
             let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+            interrupt::tidy_at_end()?;
             temporary::beside(path, Builder::new().permissions(mode))
         });
         Ok(Output {
@@ -72,6 +99,15 @@ impl Output {
             None => Ok(()),
         });
         persisted.with_context(|| cannot_write(&self.path))
+    }
+}
+
+/// A path that is the same however the directory is spelled.
+fn place(path: &Path) -> PathBuf {
+    let dir = fs::canonicalize(temporary::directory(path));
+    match (dir, path.file_name()) {
+        (Ok(dir), Some(name)) => dir.join(name),
+        _ => path.to_owned(),
     }
 }
 

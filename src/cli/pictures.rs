@@ -3,14 +3,14 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use clap::Args;
 use colibri_uring::model::Session;
 use colibri_uring::report::decode::{About, page};
 use colibri_uring::trace::Trace;
 
 use super::open::Opened;
-use super::output::Output;
+use super::output::{self, Output};
 use super::size::human;
 use super::stats::Stats;
 
@@ -38,30 +38,14 @@ impl PictureArgs {
         self.trace.is_some() || self.report.is_some()
     }
 
-    /// Starts the files; `routing` is that of --save-routing.
-    pub fn create(&self, routing: Option<&Path>) -> anyhow::Result<Pictures> {
-        let (trace, report) = (self.trace.as_deref(), self.report.as_deref());
-        let named = [
-            ("--trace", trace),
-            ("--report", report),
-            ("--save-routing", routing),
-        ];
-        for (i, (flag, path)) in named.iter().enumerate() {
-            for (other, same) in &named[..i] {
-                ensure!(
-                    path.is_none() || path != same,
-                    "{other} and {flag} name the same file"
-                );
-            }
-        }
-        let create = |path: &Option<PathBuf>, begins| {
-            let path = path.as_deref();
-            path.map(|path| Output::create(path, begins)).transpose()
-        };
-        Ok(Pictures {
-            trace: create(&self.trace, "{\"displayTimeUnit\":")?,
-            report: create(&self.report, "<!doctype html>")?,
-        })
+    /// Starts the files, and that of --save-routing, `routing`.
+    pub fn create(&self, routing: Option<&Path>) -> anyhow::Result<(Pictures, Option<Output>)> {
+        let [trace, report, routing] = output::create([
+            ("--trace", self.trace.as_deref(), "{\"displayTimeUnit\":"),
+            ("--report", self.report.as_deref(), output::HTML),
+            ("--save-routing", routing, "{\"routing\":"),
+        ])?;
+        Ok((Pictures { trace, report }, routing))
     }
 }
 

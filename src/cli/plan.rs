@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::args::{DraftArgs, ModelArgs};
 use super::open::{Indexed, Tokens};
+use super::printer::to_stdout;
 use super::size::human;
 
 /// Say how memory would be used, and whether the model fits; nothing is loaded
@@ -160,14 +161,13 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         super::print_json(&report)?;
     } else {
-        print(&report, context)?;
+        to_stdout(|out| print(out, &report, context))?;
     }
     plan?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(report: &Report, context: usize) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+fn print(out: &mut dyn Write, report: &Report, context: usize) -> io::Result<()> {
     let mut line = |name: &str, bytes: Option<u64>, note: &str| {
         let bytes = bytes.map_or("unknown".to_owned(), human);
         let text = format!("{name:<28}{bytes:>12}  {note}");

@@ -6,7 +6,14 @@ use anyhow::Context;
 use colibri_uring::tokenizer::{TextStream, Tokenizer};
 
 /// What has failed when results cannot be printed.
-pub const STDOUT: &str = "cannot write to the standard output";
+const STDOUT: &str = "cannot write to the standard output";
+
+/// Writes a result to the standard output, to the last byte. The error names it.
+pub fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let written = write(&mut out).and_then(|()| out.flush());
+    written.context(STDOUT)
+}
 
 /// Writes each token at once: its text, or its id where there is no tokenizer.
 pub struct Printer<'a, W> {

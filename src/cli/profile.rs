@@ -1,13 +1,17 @@
 //! `profile`: what a drive gives, read as experts are read.
 
 use std::collections::BTreeSet;
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_ring::engine::Options;
@@ -16,7 +20,9 @@ use colibri_ring::file::File;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
 use colibri_uring::plan::{self, Ask, PlanError, Roots, Wish};
-use colibri_uring::profile::{Blocks, Demand, Measurement, Reader, Run, Target};
+use colibri_uring::profile::{
+    Blocks, Demand, Measurement, Outcome, ProfileError, Reader, Run, Target,
+};
 use colibri_uring::report::hlog::Interval;
 use colibri_uring::report::machine;
 use colibri_uring::report::profile::{About, page};
@@ -24,9 +30,10 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 
 use super::args::{DirectArg, seconds};
-use super::progress;
+use super::printer::to_stdout;
 use super::report::ReportArgs;
 use super::size::{Size, human};
+use super::{interrupt, progress};
 
 mod table;
 use table::{Report, cache_lines, print};
@@ -106,14 +113,26 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     }
     warn_of_holes(&subject.target);
     let runs = plan_runs(args, &subject, &modes);
-    let runs = measure(args, &subject.target, runs)?;
+    let planned = runs.len();
+    let (runs, interrupted) = measure(args, &subject.target, runs)?;
+    if interrupted && runs.is_empty() {
+        // Nobody to tell if stderr is closed.
+        let _ = writeln!(io::stderr(), "interrupted: nothing was measured yet");
+        return Ok(interrupt::exit_code());
+    }
     let cache = cache_lines(&modes);
     let best = runs.iter().map(Measurement::mib_per_s).fold(0.0, f64::max);
-    let verdict = match &subject.demand {
+    let mut verdict = match &subject.demand {
         Some(demand) => demand.sentences(best * f64::from(1 << 20)),
         None => vec![format!("At its best it reads {best:.0} MiB/s.")],
     };
-    let report = Report::new(&runs, &cache, subject.demand.as_ref(), best);
+    if interrupted {
+        verdict.push(format!(
+            "Interrupted: {} of {planned} runs were made.",
+            runs.len()
+        ));
+    }
+    let report = Report::new(&runs, &cache, subject.demand.as_ref(), best, interrupted);
     let html = || {
         let about = About {
             subject: &subject.name,
@@ -149,9 +168,12 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         super::print_json(&report)?;
     } else {
-        print(&report, &verdict)?;
+        to_stdout(|out| print(out, &report, &verdict))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(match interrupted {
+        true => interrupt::exit_code(),
+        false => ExitCode::SUCCESS,
+    })
 }
 
 /// Where nobody says how long a measurement takes: seconds of all of them at most, with those that do not count.
@@ -186,20 +208,27 @@ fn plan_runs(args: &ProfileArgs, subject: &Subject, modes: &[(Reader, bool)]) ->
     runs
 }
 
-/// Makes the runs. With all engines, one that does not work here is left out, and said to be once.
+/// Makes the runs, until somebody asks to stop: then the second is true. With all engines, one that does not work here is left out, and said
+/// to be once.
 fn measure(
     args: &ProfileArgs,
     target: &Target,
     runs: Vec<Run>,
-) -> anyhow::Result<Vec<Measurement>> {
+) -> anyhow::Result<(Vec<Measurement>, bool)> {
+    let stop = interrupt::install().context("cannot handle Ctrl-C")?;
     let bar = progress::steps(runs.len() as u64);
     if let Some(run) = runs.first() {
         let all = (run.time + run.warm_up()).as_secs_f64() * runs.len() as f64;
-        bar.println(format!(
+        let text = format!(
             "{} runs of {:.2} s, some {all:.0} s in all (--seconds for longer or shorter ones)",
             runs.len(),
             run.time.as_secs_f64()
-        ));
+        );
+        match bar.is_hidden() {
+            false => bar.println(text),
+            // Nobody to tell if stderr is closed.
+            true => drop(writeln!(io::stderr(), "{text}")),
+        }
     }
     let mut measured = Vec::new();
     let mut left_out: Vec<(Reader, bool)> = Vec::new();
@@ -210,24 +239,26 @@ fn measure(
             bar.inc(1);
             continue;
         }
-        bar.set_message(format!(
-            "{}{} of {}, {} at once",
-            if run.direct {
-                ""
-            } else {
-                "the files leave the page cache; "
-            },
-            run.reader.name(),
-            human(run.blocks.longest()),
-            run.queue_depth
-        ));
+        let what = described(&run);
+        bar.set_message(match run.direct {
+            true => what.clone(),
+            false => format!("the files leave the page cache; {what}"),
+        });
         let start = SystemTime::now();
-        match target.measure(&run) {
-            Ok(outcome) => measured.push(Measurement {
-                run,
-                outcome,
-                start,
-            }),
+        let Some(outcome) = unless_stopped(target, &run, &stop) else {
+            bar.finish_and_clear();
+            return Ok((measured, true));
+        };
+        match outcome {
+            Ok(outcome) => {
+                let made = Measurement {
+                    run,
+                    outcome,
+                    start,
+                };
+                tracing::info!("{what}: {:.0} MiB/s", made.mib_per_s());
+                measured.push(made);
+            }
             Err(error) if args.engine == ReaderArg::All && error.is_lasting() => {
                 tracing::warn!("{} is left out: {error}", run.reader.name());
                 left_out.push(mode);
@@ -240,8 +271,38 @@ fn measure(
     bar.finish_and_clear();
     match failed {
         Some(error) if measured.is_empty() => Err(error.into()),
-        _ => Ok(measured),
+        _ => Ok((measured, false)),
     }
+}
+
+/// Makes a run on a thread of its own. `None` when somebody asks to stop before its end: then it goes on, and whoever gets `None` is going
+/// to end the program.
+fn unless_stopped(
+    target: &Target,
+    run: &Run,
+    stop: &AtomicBool,
+) -> Option<Result<Outcome, ProfileError>> {
+    const LOOK: Duration = Duration::from_millis(20);
+    let (send, receive) = channel();
+    let (target, run) = (target.clone(), run.clone());
+    let measuring = thread::spawn(move || drop(send.send(target.measure(&run))));
+    loop {
+        match receive.recv_timeout(LOOK) {
+            Ok(outcome) => return Some(outcome),
+            Err(RecvTimeoutError::Timeout) if stop.load(Ordering::SeqCst) => return None,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => match measuring.join() {
+                Err(panic) => std::panic::resume_unwind(panic),
+                Ok(()) => unreachable!("it sends before it ends"),
+            },
+        }
+    }
+}
+
+/// A run in words.
+fn described(run: &Run) -> String {
+    let (reader, block) = (run.reader.name(), human(run.blocks.longest()));
+    format!("{reader} of {block}, {} at once", run.queue_depth)
 }
 
 fn of_file(args: &ProfileArgs, path: &PathBuf) -> anyhow::Result<Subject> {

@@ -10,6 +10,7 @@ use clap::Args;
 use colibri_uring::tokenizer::{Settings, Tokenizer, TokenizerError};
 use rustix::fs::{FileType, fstat, major, minor};
 
+use super::WrongUsage;
 use super::size::human;
 
 /// The text of a prompt.
@@ -35,13 +36,13 @@ impl PromptArgs {
         self.prompt.is_some() || self.prompt_file.is_some()
     }
 
-    /// The prompt, or `None` when nothing is given: the standard input is a terminal, `/dev/null` or empty. Ends the program as wrong
-    /// usage when `--prompt` is not UTF-8.
+    /// The prompt, or `None` when nothing is given: the standard input is a terminal, `/dev/null` or empty. Wrong usage when
+    /// `--prompt` is not UTF-8.
     pub fn read(&self) -> anyhow::Result<Option<String>> {
         match (&self.prompt, &self.prompt_file) {
             (Some(text), _) => match text.clone().into_encoded_bytes().try_into() {
                 Ok(Utf8(text)) => Ok(Some(text)),
-                Err(why) => super::wrong_usage(format!("--prompt {why}")),
+                Err(why) => bail!(WrongUsage(format!("--prompt {why}"))),
             },
             (None, Some(path)) if path == Path::new("-") => Ok(Some(standard_input()?)),
             (None, Some(path)) => Ok(Some(file(path)?)),
@@ -59,9 +60,8 @@ pub fn encode(tokenizer: &Tokenizer, dir: &Path, text: &str) -> anyhow::Result<V
             let file = dir.join("tokenizer_config.json");
             let Some(token) = settings.token("bos_token") else {
                 bail!(
-                    "{}, and there is no bos_token in {} to begin with",
-                    TokenizerError::EmptyPrompt,
-                    file.display()
+                    "{}, and the model names no token that begins a text: give a prompt that is not empty",
+                    TokenizerError::EmptyPrompt
                 );
             };
             match tokenizer.id(token) {

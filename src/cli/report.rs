@@ -3,11 +3,10 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::ensure;
 use clap::Args;
 use colibri_uring::report::hlog::{self, Interval};
 
-use super::output::Output;
+use super::output::{self, Output};
 
 /// Which files to write.
 #[derive(Debug, Args)]
@@ -30,18 +29,11 @@ pub struct Reports {
 impl ReportArgs {
     /// Starts the files.
     pub fn create(&self) -> anyhow::Result<Reports> {
-        ensure!(
-            self.report.is_none() || self.report != self.hlog,
-            "--report and --hlog name the same file"
-        );
-        let create = |path: &Option<PathBuf>, begins| {
-            let path = path.as_deref();
-            path.map(|path| Output::create(path, begins)).transpose()
-        };
-        Ok(Reports {
-            report: create(&self.report, "<!doctype html>")?,
-            hlog: create(&self.hlog, "#")?,
-        })
+        let [report, hlog] = output::create([
+            ("--report", self.report.as_deref(), output::HTML),
+            ("--hlog", self.hlog.as_deref(), "#"),
+        ])?;
+        Ok(Reports { report, hlog })
     }
 }
 

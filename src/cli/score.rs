@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
 use super::open::{Indexed, Tokens};
+use super::printer::to_stdout;
 use super::progress;
 
 /// Score given tokens: the likeliest next token at every position, and the log-probability of the actual one
@@ -79,14 +80,13 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         super::print_json(&report)?;
     } else {
-        print(ids, &report)?;
+        to_stdout(|out| print(out, ids, &report))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// One line a position.
-fn print(ids: &[u32], report: &Report) -> io::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+fn print(out: &mut dyn Write, ids: &[u32], report: &Report) -> io::Result<()> {
     writeln!(
         out,
         "position  id  likeliest next  log-probability of the next"
@@ -105,5 +105,5 @@ fn print(ids: &[u32], report: &Report) -> io::Result<()> {
         };
         writeln!(out, "mean negative log-likelihood: {nll:.4}{note}")?;
     }
-    out.flush()
+    Ok(())
 }

@@ -22,6 +22,7 @@ use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 use serde::Serialize;
 
 use super::args::LookaheadArg;
+use super::printer::to_stdout;
 use super::progress;
 use super::size::{Size, human};
 
@@ -368,13 +369,12 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         super::print_json(&report)?;
     } else {
-        print(&report)?;
+        to_stdout(|out| print(out, &report))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(report: &Report) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(
         out,
         "{:.2} tok/s over {} tokens (routing {}, arithmetic {})",

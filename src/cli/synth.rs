@@ -1,6 +1,5 @@
 //! `synth`: a random model in the container format.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -13,6 +12,7 @@ use colibri_uring::synth::{Coding, Preset, Shape, Spec, Synth, SynthError};
 use serde::Serialize;
 
 use super::interrupt;
+use super::printer::to_stdout;
 use super::progress;
 use super::size::{Size, human};
 
@@ -245,16 +245,18 @@ pub fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         super::print_json(&report)?;
     } else {
-        writeln!(
-            io::stdout(),
-            "{}: {} tensors in {} shards, {}, of which {} are no holes; {:.1} s",
-            args.out.display(),
-            report.tensors,
-            report.shards,
-            human(report.bytes),
-            human(report.written_bytes),
-            report.seconds
-        )?;
+        to_stdout(|out| {
+            writeln!(
+                out,
+                "{}: {} tensors in {} shards, {}, of which {} are no holes; {:.1} s",
+                args.out.display(),
+                report.tensors,
+                report.shards,
+                human(report.bytes),
+                human(report.written_bytes),
+                report.seconds
+            )
+        })?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -123,7 +123,7 @@ impl Survey {
             };
             // Worth saying only where it helps.
             if self.plan_with(&smaller, slots).is_ok() {
-                *advice = "give --dense-bits 4, with which it fits";
+                *advice = "give --dense-bits 4, with which it fits".to_owned();
             }
         }
         let fewest = fewest?;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::area::{self, COLOURS};
 use super::escape;
 
 /// One bar.
@@ -34,13 +35,8 @@ const LONGEST: f64 = 800.0;
 impl Bars {
     /// Appends them as a figure.
     pub(super) fn draw(&self, out: &mut String) {
-        let title = escape(&self.title);
         let height = ROW * self.bars.len() as f64;
-        let _ = writeln!(
-            out,
-            "<figure><figcaption>{title}</figcaption>\n\
-             <svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\">"
-        );
+        area::begin(out, &self.title, false, (WIDTH, height));
         let sum = |bar: &Bar| bar.parts.iter().map(|part| part.1).sum::<f64>();
         let longest = self.bars.iter().map(sum).fold(f64::MIN_POSITIVE, f64::max);
         for (i, bar) in self.bars.iter().enumerate() {
@@ -58,7 +54,7 @@ impl Bars {
                 let _ = write!(
                     out,
                     "<g class=\"s{}\"><rect class=\"bar{faint}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"16\"/></g>",
-                    colour % 8,
+                    colour % COLOURS,
                     top + 21.0
                 );
                 x += width;

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{axis_titles, escape};
+use super::area::{self, Area, COLOURS};
+use super::escape;
 
 /// How values become places on an axis.
 #[derive(Clone, Debug, PartialEq)]
@@ -143,10 +144,12 @@ pub struct Chart {
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 320.0;
-const LEFT: f64 = 62.0;
-const RIGHT: f64 = 14.0;
-const TOP: f64 = 10.0;
-const BOTTOM: f64 = 46.0;
+const AREA: Area = Area {
+    left: 62.0,
+    right: WIDTH - 14.0,
+    top: 10.0,
+    bottom: HEIGHT - 46.0,
+};
 
 /// Places of an axis on the picture.
 struct Lane<'a> {
@@ -177,57 +180,29 @@ impl Chart {
             to,
         };
         let x_span = self.x.span(points().map(|p| p.0));
-        let x = lane(&self.x, x_span, LEFT, WIDTH - RIGHT);
+        let x = lane(&self.x, x_span, AREA.left, AREA.right);
         let y_span = self.y.span(points().map(|p| p.1));
-        let y = lane(&self.y, y_span, HEIGHT - BOTTOM, TOP);
-        let title = escape(&self.title);
-        let _ = writeln!(
-            out,
-            "<figure><figcaption>{title}</figcaption>\n\
-             <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">"
-        );
-        let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+        let y = lane(&self.y, y_span, AREA.bottom, AREA.top);
+        area::begin(out, &self.title, false, (WIDTH, HEIGHT));
         for (value, label) in self.y.ticks(y.low, y.high) {
-            let Some(at) = y.at(value) else { continue };
-            let _ = writeln!(
-                out,
-                "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
-                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                LEFT - 8.0,
-                at + 4.0,
-                escape(&label)
-            );
+            if let Some(at) = y.at(value) {
+                AREA.line_across(out, at);
+                AREA.label_left(out, at, &label);
+            }
         }
         for (value, label) in self.x.ticks(x.low, x.high) {
-            let Some(at) = x.at(value) else { continue };
-            let _ = writeln!(
-                out,
-                "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>\
-                 <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-                bottom + 17.0,
-                escape(&label)
-            );
+            if let Some(at) = x.at(value) {
+                AREA.line_down(out, at);
+                AREA.label_below(out, at, &label);
+            }
         }
-        let _ = write!(
-            out,
-            "<path class=\"frame\" d=\"M{LEFT} {TOP}V{bottom}H{right}\"/>"
-        );
-        let middle = ((LEFT + right) / 2.0, (TOP + bottom) / 2.0);
-        axis_titles(out, middle, HEIGHT - 8.0, &self.x.label, &self.y.label);
-        out.push('\n');
+        AREA.frame(out);
+        AREA.titles(out, &self.x.label, &self.y.label);
         for (i, series) in self.series.iter().enumerate() {
             self.line(out, i, series, &x, &y);
         }
-        out.push_str("</svg>\n<ul class=\"legend\">");
-        for (i, series) in self.series.iter().enumerate() {
-            let _ = write!(
-                out,
-                "<li class=\"s{}\"><i></i>{}</li>",
-                i % 8,
-                escape(&series.name)
-            );
-        }
-        out.push_str("</ul></figure>\n");
+        let names = self.series.iter().map(|series| series.name.as_str());
+        area::end_with_legend(out, false, names.enumerate());
     }
 
     fn line(&self, out: &mut String, i: usize, series: &Series, x: &Lane, y: &Lane) {
@@ -237,7 +212,7 @@ impl Chart {
         let path: String = (places.iter().enumerate())
             .map(|(n, (x, y))| format!("{}{x:.1} {y:.1}", if n == 0 { 'M' } else { 'L' }))
             .collect();
-        let (class, name) = (i % 8, escape(&series.name));
+        let (class, name) = (i % COLOURS, escape(&series.name));
         let _ = writeln!(
             out,
             "<g class=\"s{class}\"><path class=\"curve\" d=\"{path}\"><title>{name}</title></path>"

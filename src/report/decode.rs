@@ -17,6 +17,8 @@ pub struct About<'a> {
 
 /// Columns that a plot has at most.
 const COLUMNS: usize = 200;
+/// Colour of what is waited for.
+const WAITING: usize = 1;
 /// Points of a line.
 const BINS: usize = 120;
 
@@ -127,7 +129,7 @@ impl Passes {
             y: "milliseconds".to_owned(),
             parts: vec![
                 (0, "computing".to_owned()),
-                (1, "waiting for reads".to_owned()),
+                (WAITING, "waiting for reads".to_owned()),
             ],
             columns: (self.labels.iter().cloned())
                 .zip(self.times.iter().cloned())
@@ -155,7 +157,7 @@ impl Passes {
             cells: sparse()
                 .map(|(_, served)| served.iter().map(share).collect())
                 .collect(),
-            colour: 1,
+            colour: WAITING,
             ends: ("all in memory".to_owned(), "all read".to_owned()),
         }
     }
@@ -227,5 +229,24 @@ fn usage(trace: &Trace) -> Grid {
             .collect(),
         colour: 2,
         ends: ("never".to_owned(), format!("{most} times")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_colour_means_one_thing() {
+        let style = super::super::STYLE;
+        for class in [".p-experts", ".p-attention"] {
+            let (_, rule) = style
+                .split_once(&format!("{class} {{ fill: var(--s"))
+                .unwrap();
+            let colour: usize = rule[..1].parse().unwrap();
+            assert!(colour != WAITING && !pipeline::COLOURS.contains(&colour));
+            let mark = format!("i{class} {{ background: var(--s{colour})");
+            assert!(style.contains(&mark), "{mark}");
+        }
     }
 }

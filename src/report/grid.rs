@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{axis_titles, escape, every};
+use super::area::{self, Area, COLOURS};
+use super::{escape, every};
 
 /// A map.
 #[derive(Clone, Debug)]
@@ -35,19 +36,21 @@ const STEPS: usize = 10;
 impl Grid {
     /// Appends it as a figure.
     pub(super) fn draw(&self, out: &mut String) {
-        let title = escape(&self.title);
         let (rows, columns) = (self.rows.len().max(1), self.columns.len().max(1));
         let wide = (WIDTH - LEFT - 4.0) / columns as f64;
         let high = (320.0 / rows as f64).clamp(3.0, 26.0);
-        let (right, bottom) = (LEFT + wide * columns as f64, TOP + high * rows as f64);
-        let _ = writeln!(
+        let area = Area {
+            left: LEFT,
+            right: LEFT + wide * columns as f64,
+            top: TOP,
+            bottom: TOP + high * rows as f64,
+        };
+        area::begin(out, &self.title, true, (WIDTH, area.bottom + BOTTOM));
+        let _ = write!(
             out,
-            "<figure class=\"wide\"><figcaption>{title}</figcaption>\n\
-             <div class=\"scroll\"><svg class=\"plot\" viewBox=\"0 0 {WIDTH} {:.0}\" role=\"img\" aria-label=\"{title}\">\
-             <rect class=\"none\" x=\"{LEFT}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{:.1}\"/>",
-            bottom + BOTTOM,
-            right - LEFT,
-            bottom - TOP
+            "<rect class=\"none\" x=\"{LEFT}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{:.1}\"/>",
+            area.right - area.left,
+            area.bottom - area.top
         );
         // Gaps where cells are large enough to have them.
         let gap = if wide > 6.0 && high > 6.0 { 1.0 } else { 0.0 };
@@ -67,7 +70,7 @@ impl Grid {
                 );
             }
         }
-        let _ = write!(out, "<g class=\"s{}\">", self.colour % 8);
+        let _ = write!(out, "<g class=\"s{}\">", self.colour % COLOURS);
         for (step, path) in paths.iter().enumerate().filter(|(_, p)| !p.is_empty()) {
             let _ = write!(
                 out,
@@ -77,30 +80,17 @@ impl Grid {
         }
         out.push_str("</g>\n");
         for (r, label) in self.rows.iter().enumerate().step_by(every(15.0, high)) {
-            let _ = write!(
-                out,
-                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                LEFT - 6.0,
-                TOP + (r as f64 + 0.5) * high + 4.0,
-                escape(label)
-            );
+            area.label_left(out, TOP + (r as f64 + 0.5) * high, label);
         }
         for (c, label) in self.columns.iter().enumerate().step_by(every(44.0, wide)) {
-            let _ = write!(
-                out,
-                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-                LEFT + (c as f64 + 0.5) * wide,
-                bottom + 16.0,
-                escape(label)
-            );
+            area.label_below(out, LEFT + (c as f64 + 0.5) * wide, label);
         }
-        let middle = ((LEFT + right) / 2.0, (TOP + bottom) / 2.0);
-        axis_titles(out, middle, bottom + 36.0, &self.column, &self.row);
+        area.titles(out, &self.column, &self.row);
         out.push_str("</svg></div>\n");
         let _ = write!(
             out,
             "<p class=\"scale s{}\">{} ",
-            self.colour % 8,
+            self.colour % COLOURS,
             escape(&self.ends.0)
         );
         for step in (0..=STEPS).step_by(2) {

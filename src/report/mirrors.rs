@@ -16,8 +16,10 @@ pub struct Mirrors<'a> {
     pub together: &'a Measured,
     /// What part of the bytes came from each.
     pub shares: &'a [f64],
-    /// Speed over the sum.
-    pub scaling: f64,
+    /// Speed over the sum, where that can be compared.
+    pub scaling: Option<f64>,
+    /// Why not, where it cannot.
+    pub idle: &'a [String],
     /// On what it was measured, see [`super::machine::facts`].
     pub facts: &'a [(String, String)],
 }
@@ -27,15 +29,16 @@ impl Mirrors<'_> {
     pub fn page(&self) -> Page {
         let mut page = Page::new(&format!("Mirrors of {}", self.subject));
         let speed = self.together.mib_per_s();
-        let mut verdict = vec![format!(
-            "{} directories together read {speed:.0} MiB/s, {:.2} of the sum of what each gives alone.",
-            self.single.len(),
-            self.scaling
-        )];
-        let shares = self.single.iter().zip(self.shares);
-        let unused = shares.filter(|(_, share)| **share == 0.0);
-        verdict.extend(unused.map(|((dir, _), _)| format!("Nothing came from {dir}.")));
-        page.verdict(&verdict);
+        let count = self.single.len();
+        page.verdict(&[match self.scaling {
+            Some(scaling) => format!(
+                "{count} directories together read {speed:.0} MiB/s, {scaling:.2} of the sum of what each gives alone."
+            ),
+            None => format!(
+                "{speed:.0} MiB/s were read, which says nothing of {count} directories together: {}.",
+                self.idle.join("; ")
+            ),
+        }]);
         page.facts(self.facts);
         page.section("Bandwidth");
         page.bars(&self.bars());

@@ -18,7 +18,7 @@ const LANE: f64 = 9.0;
 const MOST_LAYERS: usize = 14;
 const MOST_THINGS: usize = 2500;
 /// Colours that take turns from layer to layer.
-const COLOURS: [usize; 4] = [0, 2, 6, 4];
+pub(super) const COLOURS: [usize; 4] = [0, 2, 6, 4];
 
 /// The time that is drawn.
 #[derive(Clone, Copy)]

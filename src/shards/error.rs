@@ -119,6 +119,19 @@ pub enum ShardError {
         /// The first tensor that is therefore missing.
         tensor: String,
     },
+    /// The numbers in the names of the shards say that there is another one.
+    #[error(
+        "{} is missing from {}, as the names of the other shards say: the download is incomplete, or the model has one \
+         more directory to give",
+        Shown(shard),
+        list(dirs)
+    )]
+    Unfinished {
+        /// Name of the file that is missing.
+        shard: String,
+        /// The directories that were searched.
+        dirs: Vec<PathBuf>,
+    },
     /// The list of shards is malformed or too large to be one.
     #[error("{}: not a list of shards: {reason}", list.display())]
     BadList {

@@ -136,6 +136,9 @@ impl Shards {
         for dir in dirs {
             absent.extend(scan::Absent::read(dir, &present)?);
         }
+        if absent.is_empty() {
+            scan::check_numbered(dirs, &present)?;
+        }
 
         let parsed = read_headers(&files, MAX_HEADER, engine, |i, text| {
             let file = &files[i];

@@ -1,6 +1,6 @@
 //! Which files are the shards of a model, and whether all of them are there.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -69,6 +69,62 @@ pub(super) fn shards(dir: &Path) -> Result<Vec<PathBuf>, ShardError> {
     }
     found.sort_unstable();
     Ok(found)
+}
+
+/// Refuses shards whose names say that there is another one: `model-00001-of-00002.safetensors` alone. For models without a list; one that
+/// has it may have been cut to fewer files.
+pub(super) fn check_numbered(
+    dirs: &[PathBuf],
+    present: &HashSet<&OsStr>,
+) -> Result<(), ShardError> {
+    let mut series: BTreeMap<(&str, &str), Vec<Numbered<'_>>> = BTreeMap::new();
+    for shard in present.iter().filter_map(|name| Numbered::parse(name)) {
+        series
+            .entry((shard.stem, shard.of))
+            .or_default()
+            .push(shard);
+    }
+    for ((stem, of), shards) in series {
+        let Ok(count) = of.parse::<u64>() else {
+            continue;
+        };
+        let numbers: BTreeSet<u64> = shards.iter().map(|shard| shard.number).collect();
+        // Some count from 0.
+        let first = u64::from(!numbers.contains(&0));
+        let missing = (first..count.saturating_add(first)).find(|n| !numbers.contains(n));
+        if let Some(missing) = missing {
+            let width = shards[0].width;
+            return Err(ShardError::Unfinished {
+                shard: format!("{stem}-{missing:0width$}-of-{of}.safetensors"),
+                dirs: dirs.to_vec(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A name like `model-00001-of-00002.safetensors`.
+struct Numbered<'a> {
+    stem: &'a str,
+    number: u64,
+    /// Digits of the number.
+    width: usize,
+    of: &'a str,
+}
+
+impl<'a> Numbered<'a> {
+    fn parse(name: &'a OsStr) -> Option<Numbered<'a>> {
+        let (rest, of) = (name.to_str()?.strip_suffix(".safetensors")?).rsplit_once("-of-")?;
+        let (stem, number) = rest.rsplit_once('-')?;
+        let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        (digits(number) && digits(of)).then_some(())?;
+        Some(Numbered {
+            stem,
+            number: number.parse().ok()?,
+            width: number.len(),
+            of,
+        })
+    }
 }
 
 /// Tensors that a directory's list expects in files that are nowhere.

@@ -4,6 +4,7 @@
 //! lists whose elements are all the same list takes as long as there are ways through them, and to read an expression of many operators
 //! as long as there are pairs of them.
 
+use std::io;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
@@ -24,30 +25,40 @@ pub struct Limits {
     pub memory: u64,
 }
 
-/// The result of `run`, or `None` if it took too much. Then it goes on on a thread of its own: whoever gets `None` had better
-/// end the program.
+/// Why there is no result.
+#[derive(Debug)]
+pub enum NoResult {
+    /// It took too much, and goes on on a thread of its own: whoever gets this had better end the program.
+    Exhausted,
+    /// There is no room for a thread with this stack, in bytes.
+    NoThread(u64, io::Error),
+}
+
+/// The result of `run`, or why there is none.
 pub fn within<T: Send + 'static>(
     limits: Limits,
     run: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
+) -> Result<T, NoResult> {
     let (send, receive) = channel();
     let start = Instant::now();
     let before = resident_bytes();
     let stack = limits.memory.saturating_add(STACK_BEYOND_MEMORY);
+    let stack = stack.min(MAX_STACK);
     let thread = Builder::new()
         .name("template".into())
-        .stack_size(usize::try_from(stack.min(MAX_STACK)).ok()?);
+        .stack_size(usize::try_from(stack).unwrap_or(usize::MAX));
     // Who has left does not wait for the result.
-    let _thread = thread.spawn(move || drop(send.send(run()))).ok()?;
+    let spawned = thread.spawn(move || drop(send.send(run())));
+    spawned.map_err(|error| NoResult::NoThread(stack, error))?;
     loop {
         match receive.recv_timeout(LOOK) {
-            Ok(result) => return Some(result),
-            Err(RecvTimeoutError::Disconnected) => return None,
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Disconnected) => return Err(NoResult::Exhausted),
             Err(RecvTimeoutError::Timeout) => {}
         }
         let memory = resident_bytes().saturating_sub(before);
         if start.elapsed() > limits.time || memory > limits.memory {
-            return None;
+            return Err(NoResult::Exhausted);
         }
     }
 }
@@ -75,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_ends_has_a_result() {
-        assert_eq!(within(LIMITS, || 7), Some(7));
+        assert!(matches!(within(LIMITS, || 7), Ok(7)));
     }
 
     #[test]
@@ -83,7 +94,8 @@ mod tests {
         let (keep, wait) = channel::<()>();
         let time = Duration::from_millis(1);
         let forever = move || wait.recv().is_ok();
-        assert_eq!(within(Limits { time, ..LIMITS }, forever), None);
+        let outcome = within(Limits { time, ..LIMITS }, forever);
+        assert!(matches!(outcome, Err(NoResult::Exhausted)));
         drop(keep);
     }
 
@@ -96,7 +108,8 @@ mod tests {
             bytes.len()
         };
         let memory = 64 << 20;
-        assert_eq!(within(Limits { memory, ..LIMITS }, fill), None);
+        let outcome = within(Limits { memory, ..LIMITS }, fill);
+        assert!(matches!(outcome, Err(NoResult::Exhausted)));
         drop(keep);
     }
 }

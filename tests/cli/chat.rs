@@ -209,10 +209,30 @@ fn lines_may_be_continued_and_must_be_text() {
     assert_eq!(read(&two).len(), 1);
     assert_ne!(text(&two), text(&one));
     let mut broken = assert_cmd::Command::from_std(chat(&[]));
-    let output = broken.write_stdin(&b"caf\xe9\n"[..]).output().unwrap();
-    let line = error_of(&output);
-    assert!(line.contains("byte 0xe9 at offset 3"), "{line}");
+    // Whoever prepared them looks for the line, not for the message.
+    let lines = &b"/help\n\n\\\ncaf\xe9\n"[..];
+    let output = broken.write_stdin(lines).output().unwrap();
+    let said = stderr(&output);
+    let located = "line 4 is not UTF-8 text: byte 0xe9 at offset 3";
+    assert!(
+        output.status.code() == Some(1) && said.contains(located),
+        "{said}"
+    );
     assert_eq!(fed(chat(&[]), "").status.code(), Some(0));
+}
+
+/// It is not the template's fault.
+#[test]
+fn too_little_address_space_is_named() {
+    let chat = chat(&[]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -v 1800000; exec \"$0\" \"$@\""]);
+    limited.arg(chat.get_program()).args(chat.get_args());
+    let line = error_of(&finish(limited));
+    assert!(
+        line.contains("ulimit -v") && line.contains("no thread can be made"),
+        "{line}"
+    );
 }
 
 #[test]

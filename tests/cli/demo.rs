@@ -176,6 +176,16 @@ fn other_commands_use_it_too_and_json_stays_alone_on_stdout() {
 }
 
 #[test]
+fn an_empty_prompt_is_refused_without_a_file_that_the_user_has_not() {
+    let cache = TempDir::new().unwrap();
+    let output = run(cache.path(), &["decode", "--prompt", ""]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    assert!(said.contains("give a prompt that is not empty"), "{said}");
+    assert!(!said.contains("tokenizer_config"), "{said}");
+}
+
+#[test]
 fn a_model_from_the_environment_comes_first_and_needs_a_prompt() {
     let cache = TempDir::new().unwrap();
     let mut command = with_cache(cache.path(), &["decode"]);

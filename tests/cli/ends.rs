@@ -161,6 +161,46 @@ fn ctrl_c_keeps_the_json() {
     }
 }
 
+/// Whatever ends it, no file is left that has not got its name.
+#[test]
+fn a_signal_leaves_no_unfinished_file() {
+    let model = endless();
+    for (signal, times) in [(libc::SIGHUP, 1), (libc::SIGINT, 2), (libc::SIGTERM, 2)] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        let made = model.run(
+            "decode",
+            &[
+                "--prompt-ids",
+                "3,4",
+                "-n",
+                "2",
+                "--json",
+                "--kv",
+                &path("kv"),
+            ],
+        );
+        json_of(&finish(made));
+        let mut decode = endless_decode(&model, "3,4,5");
+        for flag in ["trace", "report", "save-routing", "kv"] {
+            decode.arg(format!("--{flag}")).arg(path(flag));
+        }
+        let mut child = decode.arg("--kv-reset").spawn().unwrap();
+        wait_until_it_can_be_stopped(&mut child);
+        let begun = fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(begun, 4, "the file that is there, and three that are begun");
+        for _ in 0..times {
+            send(&child, signal);
+        }
+        let (code, ..) = end(child);
+        assert_ne!(code, Some(0));
+        for entry in fs::read_dir(dir.path()).unwrap() {
+            let name = entry.unwrap().file_name();
+            assert!(!name.as_encoded_bytes().starts_with(b"."), "{name:?}");
+        }
+    }
+}
+
 /// It waits for its prompt, and has not begun to load.
 #[test]
 fn ctrl_c_before_the_model_is_loaded() {
@@ -294,13 +334,17 @@ pub fn full() -> Stdio {
 #[test]
 fn a_full_disk_is_an_error() {
     let model = endless();
-    for mut command in [model.decode(), model.score(), model.inspect()] {
+    for mut command in printing(&model) {
+        let what = format!("{command:?}");
         let child = command.stdout(full()).stderr(Stdio::piped()).spawn();
         let (code, _, stderr) = end(child.unwrap());
-        assert_eq!(code, Some(1));
+        assert_eq!(code, Some(1), "{what}: {stderr}");
+        // `decode` ends with what it has done all the same.
+        let errors: Vec<&str> = stderr.lines().filter(|l| l.contains("error: ")).collect();
         assert_eq!(
-            stderr,
-            "error: cannot write to the standard output: No space left on device (os error 28)\n"
+            errors,
+            ["error: cannot write to the standard output: No space left on device (os error 28)"],
+            "{what}"
         );
     }
 }

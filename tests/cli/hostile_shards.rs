@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use serde_json::{Map, Value, json};
 
 use crate::broken::{Broken, Shard, Tensor, join, kind, mkfifo, split};
-use crate::child::{error_of, error_or_json, finish, json_of};
+use crate::child::{colibri, error_of, error_or_json, finish, json_of};
 use crate::sandbox::obey_permissions;
 
 const SMALLEST: &str = "f32-smallest";
@@ -277,6 +279,89 @@ fn directories_that_hold_no_model() {
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         model.refused();
+    }
+}
+
+/// Commands that take --model, on these directories.
+fn every_command(dir: &Path) -> Vec<Command> {
+    let mut all = Vec::new();
+    for args in [
+        &["decode", "--prompt-ids", "3,4"][..],
+        &["chat"],
+        &["score", "--ids", "3,4"],
+        &["profile"],
+        &["mirror", "bench", "--mirror", "/"],
+        &["mirror", "verify", "--mirror", "/"],
+        &["mirror", "stage", "--to", "/nowhere"],
+        &["simulate", "--device", "1GiB/s"],
+        &["inspect"],
+        &["plan"],
+        &["doctor"],
+    ] {
+        let mut command = colibri();
+        command.args(args).arg("--model").arg(dir);
+        command.stdin(Stdio::null());
+        all.push(command);
+    }
+    all
+}
+
+#[test]
+fn every_command_says_that_there_is_no_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let empty = dir.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    for (path, why) in [
+        (&dir.path().join("absent"), "there is none"),
+        (&file, "it is no directory"),
+        (&empty, "it holds no part of a model"),
+    ] {
+        let expected = format!(
+            "error: cannot open the model directory {}: {why}; expected is one with config.json",
+            path.display()
+        );
+        for command in every_command(path) {
+            let what = format!("{command:?}");
+            let mut output = finish(command);
+            // It tells of the machine all the same.
+            if what.contains("doctor") {
+                assert!(String::from_utf8_lossy(&output.stdout).contains("memlock"));
+                output.stdout.clear();
+            }
+            let error = error_of(&output);
+            assert!(error.starts_with(&expected), "{what}: {error}");
+        }
+    }
+}
+
+/// Nor does one go on with a part of it, whether or not a list says that there is more.
+#[test]
+fn every_command_names_the_shard_that_is_missing() {
+    for list in [true, false] {
+        let model = Broken::copy("bf16-shared");
+        let shard = model.shards().pop().unwrap();
+        fs::remove_file(&shard).unwrap();
+        if !list {
+            fs::remove_file(model.file("model.safetensors.index.json")).unwrap();
+        }
+        let name = shard.file_name().unwrap().to_str().unwrap();
+        for command in every_command(model.path()) {
+            let what = format!("{command:?}");
+            if what.contains("chat") {
+                continue; // It asks for a tokenizer first.
+            }
+            let mut output = finish(command);
+            if what.contains("doctor") {
+                output.stdout.clear();
+            }
+            let error = error_of(&output);
+            assert!(
+                error.contains(name) && error.contains("the download is incomplete"),
+                "{what}: {error}"
+            );
+        }
     }
 }
 

@@ -110,6 +110,32 @@ fn what_does_not_fit_is_told_with_every_term() {
     }
 }
 
+/// What is said to be enough is.
+#[test]
+fn what_does_not_fit_says_what_would() {
+    for command in ["plan", "decode"] {
+        let with = |ram: &str| {
+            let args = ["--prompt-ids", "1,2", "-n", "2"];
+            let args = if command == "decode" { &args[..] } else { &[] };
+            let args = [args, &["--ram", ram, "--json"]].concat();
+            finish(on_model(command, &model(), &args))
+        };
+        let said = stderr(&with("2MiB"));
+        for part in [
+            " for resident weights",
+            " for expert slabs",
+            " for the KV cache",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(!said.contains(" 0 B for"), "{said}");
+        let (_, enough) = said.split_once("raise --ram to ").unwrap();
+        let enough = enough.split(|c: char| !c.is_alphanumeric()).next().unwrap();
+        let output = with(enough);
+        assert!(output.status.success(), "{enough}: {}", stderr(&output));
+    }
+}
+
 #[test]
 fn a_number_without_unit_gets_a_hint() {
     let output = finish(on_model("plan", &model(), &["--ram", "24"]));

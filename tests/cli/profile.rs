@@ -1,7 +1,15 @@
-//! `profile` at a terminal: somebody who waits wants to know for what, and for how long.
+//! `profile`: somebody who waits wants to know for what, and for how long, and keeps what there is.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use serde_json::Value;
 
 use crate::child::on_model;
 use crate::common::Saved;
+use crate::ends::interrupt;
 use crate::pty::Terminal;
 
 #[test]
@@ -30,5 +38,61 @@ fn without_a_time_all_runs_together_take_half_a_minute() {
     terminal.expect("32 runs of 0.75 s, some 30 s in all");
     // Ctrl-C: that is enough.
     terminal.write("\x03");
-    assert!(!terminal.end().success());
+    assert_eq!(terminal.end().code(), Some(130));
+}
+
+/// Starts it with two files to write, without a terminal.
+fn started(dir: &Path, args: &[&str]) -> Child {
+    let mut command = on_model("profile", &Saved::named("bf16-shared").dirs, args);
+    command.args(["--engine", "pread", "--block-size", "4KiB", "--json", "-v"]);
+    command.arg("--report").arg(dir.join("r.html"));
+    command.arg("--hlog").arg(dir.join("r.hlog"));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// What is finished is not lost, and what is begun does not stay.
+#[test]
+fn ctrl_c_keeps_the_runs_that_are_finished() {
+    let dir = tempfile::tempdir().unwrap();
+    let depths = vec!["1"; 200];
+    let args = [&["--seconds", "0.05", "--queue-depth"][..], &depths].concat();
+    let mut child = started(dir.path(), &args);
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut before = said.by_ref().map(Result::unwrap);
+    // Who has no terminal is told, too.
+    assert!(before.any(|line| line.contains("200 runs of 0.05 s")));
+    assert!(before.any(|line| line.contains("1 at once: ") && line.ends_with(" MiB/s")));
+    interrupt(&child);
+    let mut json = String::new();
+    let out = child.stdout.as_mut().unwrap();
+    out.read_to_string(&mut json).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let report: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["interrupted"], true);
+    let runs = report["runs"].as_array().unwrap().len();
+    assert!((1..200).contains(&runs), "{runs}");
+    let html = fs::read_to_string(dir.path().join("r.html")).unwrap();
+    assert!(html.contains(&format!("Interrupted: {runs} of 200 runs")));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn ctrl_c_before_the_first_run_is_finished() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--seconds", "1000", "--queue-depth", "1"];
+    let mut child = started(dir.path(), &args);
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut said = said.by_ref().map(Result::unwrap);
+    assert!(said.any(|line| line.contains("1 runs of 1000")));
+    interrupt(&child);
+    assert!(said.any(|line| line == "interrupted: nothing was measured yet"));
+    let mut json = String::new();
+    let out = child.stdout.as_mut().unwrap();
+    out.read_to_string(&mut json).unwrap();
+    assert_eq!(
+        (child.wait().unwrap().code(), json.as_str()),
+        (Some(130), "")
+    );
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }

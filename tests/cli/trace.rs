@@ -286,8 +286,13 @@ fn a_report_has_all_its_plots_and_needs_nothing_else() {
     ] {
         assert!(html.contains(part), "{part}");
     }
-    let same = error_of(&decode(&["--report", "x", "--trace", "x"]));
-    assert!(same.contains("name the same file"), "{same}");
+    for (one, other) in [("x", "x"), ("x", "./x")] {
+        let same = error_of(&decode(&["--report", one, "--trace", other]));
+        assert!(
+            same.contains("--trace and --report name the same file"),
+            "{same}"
+        );
+    }
 }
 
 #[test]

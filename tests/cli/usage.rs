@@ -1,10 +1,11 @@
 //! The command line as a user or a script meets it: exit codes, one error line, one JSON object.
 
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use serde_json::Value;
 
-use crate::child::{colibri, error_of, finish, stderr};
+use crate::child::{colibri, error_of, finish, json_of, on_model, stderr};
+use crate::common::Saved;
 
 /// Runs it and expects exit 1, nothing on stdout and one line on stderr, which is returned.
 fn error_line(args: &[&str]) -> String {
@@ -26,6 +27,115 @@ fn wrong_usage_is_exit_code_2() {
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(output.stdout.is_empty(), "{args:?}");
         assert!(!output.stderr.is_empty(), "{args:?}");
+    }
+}
+
+/// What is wrong beyond the grammar is said like all other wrong usage.
+#[test]
+fn wrong_usage_shows_that_of_the_command() {
+    let model = Saved::named("bf16-shared").dirs[0].display().to_string();
+    let mirrors = ["--mirror", "/", "--mirror-weights", "1"];
+    for (command, args, why) in [
+        ("decode", &[][..], "no prompt"),
+        (
+            "decode",
+            &["--prompt-ids", "1", "--system", "s"],
+            "--system needs --chat",
+        ),
+        (
+            "decode",
+            &[&["--prompt-ids", "1"][..], &mirrors].concat(),
+            "1 weights",
+        ),
+        ("mirror bench", &mirrors, "1 weights"),
+    ] {
+        let mut colibri = colibri();
+        colibri.args(command.split(' ')).args(["--model", &model]);
+        colibri.args(args).stdin(Stdio::null());
+        let output = finish(colibri);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.starts_with("error: ") && said.contains(why), "{said}");
+        assert!(
+            said.contains(&format!("Usage: colibri-uring {command} ")),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_negative_number_is_a_value_that_is_refused() {
+    for (args, why) in [
+        (
+            &["decode", "--temperature", "-1"][..],
+            "a temperature is a number, 0 or more",
+        ),
+        (&["chat", "--top-p", "-0.5"], "a probability is more than 0"),
+        (&["decode", "-n", "-1"], "'-1' for '-n <N>'"),
+        (
+            &["profile", "--seconds", "-1"],
+            "a time is a number of seconds",
+        ),
+        (
+            &["profile", "--queue-depth", "1", "-2"],
+            "'-2' for '--queue-depth",
+        ),
+    ] {
+        let mut command = colibri();
+        command.args(args);
+        let output = finish(command);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(why), "{said}");
+    }
+}
+
+#[test]
+fn a_variable_that_does_not_go_with_the_command_gives_way() {
+    let dirs = Saved::named("bf16-shared").dirs;
+    let dir = tempfile::tempdir().unwrap();
+    let replay = dir.path().join("ids");
+    std::fs::write(&replay, "3 4 5 6 7 8").unwrap();
+    let replay = replay.to_str().unwrap();
+    let decode = |args: &[&str], variables: &[(&str, &str)]| {
+        let mut command = on_model("decode", &dirs, &[args, &["--json"]].concat());
+        command.envs(variables.iter().copied()).stdin(Stdio::null());
+        finish(command)
+    };
+    let ids = |output: &Output| json_of(output)["token_ids"].as_array().unwrap().len();
+    for flag in [true, false] {
+        let args = ["--replay", replay];
+        let given = if flag { &args[..] } else { &[] };
+        let output = decode(given, &[("COLIBRI_REPLAY", replay), ("COLIBRI_N", "3")]);
+        assert_eq!(ids(&output), 2);
+    }
+    let three = ["--prompt-ids", "3,4", "-n", "3"];
+    for variables in [
+        &[("COLIBRI_KV_APPEND", "1")][..],
+        &[("COLIBRI_KV_APPEND", "1"), ("COLIBRI_KV_RESET", "1")],
+        &[("COLIBRI_MIRROR_WEIGHTS", "2,1")],
+        &[
+            ("COLIBRI_MIRROR_WEIGHTS", "2,1,1"),
+            ("COLIBRI_MIRROR", replay),
+        ],
+        &[("COLIBRI_PROMPT", "words"), ("COLIBRI_CHAT", "1")],
+    ] {
+        assert_eq!(ids(&decode(&three, variables)), 3, "{variables:?}");
+    }
+    // What is given is not left out.
+    let output = decode(&[&three[..], &["--kv-append"]].concat(), &[]);
+    assert_eq!(output.status.code(), Some(2));
+    // Nor is one with a value that cannot be.
+    let output = decode(&three, &[("COLIBRI_RAM", "much")]);
+    assert_eq!(output.status.code(), Some(2));
+    let mut help = colibri();
+    let help = finish({
+        help.arg("--help");
+        help
+    });
+    let help = String::from_utf8(help.stdout).unwrap();
+    for part in ["COLIBRI_MIRROR_WEIGHTS=2,1", "COLIBRI_MODEL"] {
+        assert!(help.contains(part), "{help}");
     }
 }
 
@@ -116,19 +226,16 @@ fn doctor_warns_of_a_directory_that_is_not_there() {
 
 #[test]
 fn flags_come_from_the_environment_too() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = &Saved::named("bf16-shared").dirs[0];
     let output = colibri()
         .arg("doctor")
-        .env("COLIBRI_MODEL", dir.path())
+        .env("COLIBRI_MODEL", dir)
         .env("COLIBRI_JSON", "1")
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(
-        report["checks"][5]["details"]["dir"],
-        dir.path().to_str().unwrap()
-    );
+    assert_eq!(report["checks"][5]["details"]["dir"], dir.to_str().unwrap());
 }
 
 #[test]

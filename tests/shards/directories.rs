@@ -151,3 +151,71 @@ fn an_incomplete_download() {
         assert!(matches!(error, ShardError::BadList { .. }), "{error}");
     }
 }
+
+/// Without a list the names say how many there are.
+#[test]
+fn an_incomplete_download_without_a_list() {
+    let missing = |names: &[&str]| {
+        let dir = Dir::new();
+        for name in names {
+            one(&dir, name, name);
+        }
+        match Shards::open(&dir.dirs()) {
+            Ok(_) => None,
+            Err(ShardError::Unfinished { shard, dirs }) => {
+                assert_eq!(dirs, dir.dirs());
+                Some(shard)
+            }
+            Err(other) => panic!("{other}"),
+        }
+    };
+    let (first, second) = (
+        "m-00001-of-00002.safetensors",
+        "m-00002-of-00002.safetensors",
+    );
+    assert_eq!(missing(&[first, second]), None);
+    assert_eq!(missing(&[first]).unwrap(), second);
+    assert_eq!(missing(&[second]).unwrap(), first);
+    // From 0, without zeros before the number, two models at once.
+    assert_eq!(
+        missing(&["m-0-of-2.safetensors", "m-1-of-2.safetensors"]),
+        None
+    );
+    assert_eq!(
+        missing(&["m-0-of-2.safetensors"]).unwrap(),
+        "m-1-of-2.safetensors"
+    );
+    assert_eq!(
+        missing(&[
+            first,
+            second,
+            "n-1-of-3.safetensors",
+            "n-3-of-3.safetensors"
+        ])
+        .unwrap(),
+        "n-2-of-3.safetensors"
+    );
+    // No series.
+    assert_eq!(
+        missing(&["m-x-of-2.safetensors", "m-1-of-.safetensors"]),
+        None
+    );
+    // Numbers that nobody counts to.
+    let many = "m-1-of-18446744073709551615.safetensors";
+    assert!(missing(&[many]).unwrap().starts_with("m-2-of-"));
+    assert_eq!(
+        missing(&["m-1-of-99999999999999999999999.safetensors"]),
+        None
+    );
+
+    // The other half may be on another drive.
+    let (a, b) = (Dir::new(), Dir::new());
+    one(&a, first, "a");
+    one(&b, second, "b");
+    Shards::open(&[a.path().to_path_buf(), b.path().to_path_buf()]).unwrap();
+
+    // A list knows better.
+    let list = format!(r#"{{"weight_map":{{"a":"{first}"}}}}"#);
+    fs::write(a.path().join("model.safetensors.index.json"), list).unwrap();
+    Shards::open(&a.dirs()).unwrap();
+}

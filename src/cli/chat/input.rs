@@ -29,8 +29,8 @@ pub enum Input {
 pub enum Lines {
     /// With line editing and history.
     Terminal(Box<Terminal>),
-    /// Lines of the standard input.
-    Piped,
+    /// Lines of the standard input, of which so many have been read.
+    Piped(usize),
 }
 
 impl Lines {
@@ -38,8 +38,8 @@ impl Lines {
     pub fn open() -> Lines {
         match io::stdin().is_terminal() {
             // Where there is no line editing, lines are read as they come.
-            true => Terminal::open().map_or(Lines::Piped, |t| Lines::Terminal(Box::new(t))),
-            false => Lines::Piped,
+            true => Terminal::open().map_or(Lines::Piped(0), |t| Lines::Terminal(Box::new(t))),
+            false => Lines::Piped(0),
         }
     }
 
@@ -52,7 +52,7 @@ impl Lines {
     pub fn next(&mut self) -> anyhow::Result<Input> {
         let next = match self {
             Lines::Terminal(terminal) => terminal.next(),
-            Lines::Piped => continued(&mut io::stdin().lock()),
+            Lines::Piped(read) => continued(&mut io::stdin().lock(), read),
         };
         next.context("cannot read the standard input")
     }
@@ -154,19 +154,20 @@ fn history_file() -> anyhow::Result<Option<PathBuf>> {
 /// More than any context holds.
 const MAX_LINE: u64 = 64 << 20;
 
-/// Lines up to one that does not end with a backslash.
-fn continued(from: &mut impl BufRead) -> io::Result<Input> {
+/// Lines up to one that does not end with a backslash, each of which is counted in `number`.
+fn continued(from: &mut impl BufRead, number: &mut usize) -> io::Result<Input> {
     let mut text = String::new();
     loop {
         let mut bytes = Vec::new();
         let room = MAX_LINE.saturating_sub(text.len() as u64);
         from.take(room).read_until(b'\n', &mut bytes)?;
+        *number += 1;
         if bytes.len() as u64 == room {
-            return Err(io::Error::other("a line is too long"));
+            return Err(io::Error::other(format!("line {number} is too long")));
         }
         let ended = bytes.is_empty();
-        let Utf8(line) =
-            Utf8::try_from(bytes).map_err(|why| io::Error::other(format!("a line {why}")))?;
+        let Utf8(line) = Utf8::try_from(bytes)
+            .map_err(|why| io::Error::other(format!("line {number} {why}")))?;
         let line = line.strip_suffix('\n').unwrap_or(&line);
         let line = line.strip_suffix('\r').unwrap_or(line);
         match line.strip_suffix('\\') {
@@ -188,19 +189,28 @@ mod tests {
     fn a_backslash_continues_a_line() {
         let mut text = &b"one\ntwo\\\nand\\\nthree\r\n\nlast"[..];
         let mut all = Vec::new();
-        while let Input::Line(line) = continued(&mut text).unwrap() {
+        let mut read = 0;
+        while let Input::Line(line) = continued(&mut text, &mut read).unwrap() {
             all.push(line);
         }
         assert_eq!(all, ["one", "two\nand\nthree", "", "last"]);
         assert_eq!(
-            continued(&mut &b"a\\"[..]).unwrap(),
+            continued(&mut &b"a\\"[..], &mut 0).unwrap(),
             Input::Line("a\n".into())
         );
     }
 
     #[test]
     fn a_line_that_is_no_text_is_located() {
-        let error = continued(&mut &b"caf\xe9\n"[..]).unwrap_err().to_string();
-        assert!(error.contains("byte 0xe9 at offset 3"), "{error}");
+        let mut text = &b"one\ntwo\\\nthree\ncaf\xe9\n"[..];
+        let mut read = 0;
+        for _ in 0..2 {
+            continued(&mut text, &mut read).unwrap();
+        }
+        let error = continued(&mut text, &mut read).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "line 4 is not UTF-8 text: byte 0xe9 at offset 3"
+        );
     }
 }

@@ -7,9 +7,9 @@ use colibri_uring::demo;
 use colibri_uring::tokenizer::Tokenizer;
 
 use super::DecodeArgs;
+use crate::cli::WrongUsage;
 use crate::cli::args::Ids;
 use crate::cli::prompt;
-use crate::cli::wrong_usage;
 
 /// How many ids of a replay are the prompt.
 const REPLAY_PROMPT: usize = 4;
@@ -66,9 +66,9 @@ impl Input {
                     demonstrates = true;
                     demo::PROMPT.to_owned()
                 }
-                None => wrong_usage(
+                None => bail!(WrongUsage(
                     "no prompt: give --prompt, --prompt-file, --prompt-ids or --replay, or a standard input that is not empty".into(),
-                ),
+                )),
             };
             let Some(tokenizer) = &tokenizer else {
                 bail!("no tokenizer.json in {}: give --prompt-ids", dir.display());

@@ -1,6 +1,5 @@
 //! `--save-routing`: the file of what the routers said, and how long the arithmetic took.
 
-use std::path::Path;
 use std::time::Duration;
 
 use colibri_uring::config::Config;
@@ -9,17 +8,15 @@ use colibri_uring::stream::routing::{self, Recorder};
 
 use crate::cli::output::Output;
 
-/// Starts the file of `--save-routing`.
-pub fn recorder(path: &Path, config: &Config) -> anyhow::Result<(Output, Recorder)> {
-    let output = Output::create(path, "{\"routing\":")?;
+/// Records into the file of `--save-routing`.
+pub fn recorder(file: &Output, config: &Config) -> anyhow::Result<Recorder> {
     let header = routing::Header {
         routing: routing::VERSION,
         top_k: config.num_experts_per_tok,
         experts: config.n_routed_experts,
         layers: config.num_hidden_layers,
     };
-    let recorder = Recorder::new(Box::new(output.writer()?), &header);
-    Ok((output, recorder))
+    Ok(Recorder::new(Box::new(file.writer()?), &header))
 }
 
 /// How long the arithmetic of `tokens` tokens took that came after the prompt.

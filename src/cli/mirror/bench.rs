@@ -19,7 +19,8 @@ use colibri_uring::report::{Page, machine};
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;
 
-use super::super::args::{Weights, check_weights, seconds};
+use super::super::args::{Weights, seconds, weights};
+use super::super::printer::to_stdout;
 use super::super::progress::spinner;
 use super::super::report::ReportArgs;
 use super::CopiesArgs;
@@ -62,8 +63,8 @@ struct Single {
 #[derive(Debug, Serialize)]
 struct Combined {
     mib_per_s: f64,
-    /// Speed over the sum of the single speeds.
-    scaling: f64,
+    /// Speed over the sum of the single speeds; `null` where that says nothing of all drives, for one gave nothing or was not measured alone.
+    scaling: Option<f64>,
     /// What part of the bytes came from each directory, in the order of `single`.
     shares: Vec<f64>,
 }
@@ -73,10 +74,10 @@ type Timed = (SystemTime, Measured);
 
 /// Measures and prints.
 pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
-    check_weights(args.mirror_weights.as_ref(), &args.copies.mirror);
+    let weights = weights(args.mirror_weights.as_ref(), &args.copies.mirror)?;
     let reports = args.reports.create()?;
-    let config = Config::load(&args.copies.model[0])?;
     let shards = args.copies.open()?;
+    let config = Config::load(&args.copies.model[0])?;
     // What is measured is what was meant, or nothing is.
     for fault in shards.faults() {
         ensure!(
@@ -88,8 +89,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let catalog = Catalog::new(&shards, &config)?;
     let direct = args.copies.direct.into();
     let mut experts = ExpertFiles::new(&shards, catalog, direct)?;
-    if let Some(weights) = &args.mirror_weights {
-        experts.pin(&shards, &weights.0);
+    if let Some(weights) = weights {
+        experts.pin(&shards, weights);
     }
     let layouts = experts.layouts()?;
     ensure!(!layouts.is_empty(), "the model has no routed experts");
@@ -105,10 +106,6 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
             |layout: &&Layout| (layout.spans.iter()).all(|s| !files[s.file as usize].is_empty());
         let there: Vec<&Layout> = layouts.iter().filter(held).collect();
         alone.push(if there.is_empty() {
-            tracing::warn!(
-                "{} holds no whole expert: it is not measured alone",
-                dir.display()
-            );
             None
         } else {
             let files = Files::new(files, direct)?;
@@ -124,13 +121,17 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         &all,
         dirs.len(),
     )?;
-    let report = Report::new(&dirs, &alone, &together.1);
-    for dir in report.unused() {
-        tracing::warn!("nothing came from {dir} when all were read together");
+    let mut report = Report::new(&dirs, &alone, &together.1);
+    let idle = report.idle();
+    if idle.is_empty() {
+        report.combined.scaling = Some(report.combined.mib_per_s / report.sum());
+    }
+    for fault in &idle {
+        tracing::warn!("{fault}");
     }
     let html = || {
         let facts = machine::facts(&shards.with_copies());
-        page(args, &report, &alone, &together.1, &facts).html()
+        page(args, &report, &idle, &alone, &together.1, &facts).html()
     };
     reports.write(
         html,
@@ -140,10 +141,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if args.copies.json {
         super::super::print_json(&report)?;
     } else {
-        print(
-            &report,
-            layouts.iter().map(|l| l.footprint).max().unwrap_or(0),
-        )?;
+        let expert = layouts.iter().map(|l| l.footprint).max().unwrap_or(0);
+        to_stdout(|out| print(out, &report, &idle, expert))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -151,7 +150,6 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
 impl Report {
     fn new(dirs: &[&Path], alone: &[Option<Timed>], together: &Measured) -> Report {
         let speed = |timed: &Option<Timed>| timed.as_ref().map(|(_, m)| m.mib_per_s());
-        let sum: f64 = alone.iter().filter_map(speed).sum();
         let total = together.total().max(1) as f64;
         let share = |source| {
             let bytes = together.bytes.get(source);
@@ -166,23 +164,46 @@ impl Report {
                 .collect(),
             combined: Combined {
                 mib_per_s: together.mib_per_s(),
-                scaling: together.mib_per_s() / sum.max(f64::MIN_POSITIVE),
+                scaling: None,
                 shares: (0..dirs.len()).map(share).collect(),
             },
         }
     }
 
-    /// The directories that gave nothing when all were read together.
-    fn unused(&self) -> impl Iterator<Item = &str> {
-        let shares = self.single.iter().zip(&self.combined.shares);
-        let none = shares.filter(|(_, share)| **share == 0.0);
-        none.map(|(single, _)| single.dir.as_str())
+    /// What all give alone, in MiB/s.
+    fn sum(&self) -> f64 {
+        self.single
+            .iter()
+            .filter_map(|single| single.mib_per_s)
+            .sum()
+    }
+
+    /// Why what all give together cannot be compared with the sum of what each gives.
+    fn idle(&self) -> Vec<String> {
+        let mut idle = Vec::new();
+        for (single, share) in self.single.iter().zip(&self.combined.shares) {
+            let dir = &single.dir;
+            match single.mib_per_s {
+                None => idle.push(format!(
+                    "{dir} holds no whole expert: it is not measured alone"
+                )),
+                Some(0.0) => idle.push(format!("nothing came from {dir} alone")),
+                Some(_) => {}
+            }
+            if *share == 0.0 {
+                idle.push(format!(
+                    "nothing came from {dir} when all were read together"
+                ));
+            }
+        }
+        idle
     }
 }
 
 fn page(
     args: &BenchArgs,
     report: &Report,
+    idle: &[String],
     alone: &[Option<Timed>],
     together: &Measured,
     facts: &[(String, String)],
@@ -195,6 +216,7 @@ fn page(
         together,
         shares: &report.combined.shares,
         scaling: report.combined.scaling,
+        idle,
         facts,
     }
     .page()
@@ -267,8 +289,7 @@ fn measure(
 }
 
 /// A table for people.
-fn print(report: &Report, expert: u64) -> io::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+fn print(out: &mut dyn Write, report: &Report, idle: &[String], expert: u64) -> io::Result<()> {
     let (combined, expert) = (&report.combined, super::super::size::human(expert));
     writeln!(out, "Random experts of up to {expert}\n")?;
     writeln!(out, "{:>10}  {:>10}  directory", "alone", "share of all")?;
@@ -279,10 +300,13 @@ fn print(report: &Report, expert: u64) -> io::Result<()> {
         let share = format!("{:.1} %", 100.0 * share);
         writeln!(out, "{alone:>10}  {share:>12}  {}", single.dir)?;
     }
-    writeln!(
-        out,
-        "\nTogether {:.0} MiB/s, {:.2} of the sum",
-        combined.mib_per_s, combined.scaling
-    )?;
-    out.flush()
+    let speed = combined.mib_per_s;
+    match combined.scaling {
+        Some(scaling) => writeln!(out, "\nTogether {speed:.0} MiB/s, {scaling:.2} of the sum"),
+        None => writeln!(
+            out,
+            "\nTogether {speed:.0} MiB/s, which says nothing of all of them: {}",
+            idle.join("; ")
+        ),
+    }
 }

@@ -15,7 +15,8 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stage::{Copying, Ended, Shard, State, Work, copy_shard, copy_small};
 use serde::Serialize;
 
-use super::super::args::{DirectArg, EngineArg};
+use super::super::args::{DirectArg, EngineArg, check_model};
+use super::super::printer::to_stdout;
 use super::super::size::{Size, human};
 use super::super::{interrupt, progress};
 
@@ -79,6 +80,7 @@ struct Report {
 
 /// Copies and prints.
 pub fn run(args: &StageArgs) -> anyhow::Result<ExitCode> {
+    check_model(&args.model)?;
     let shards = Shards::open(&args.model)?;
     let work = Work::plan(&shards, &args.to, args.budget.map(|size| size.0))?;
     let mut report = Report::new(&work, args.dry_run);
@@ -172,13 +174,12 @@ fn finish(
     if args.json {
         super::super::print_json(report)?;
     } else {
-        print(work, report).context("cannot print")?;
+        to_stdout(|out| print(out, work, report))?;
     }
     Ok(code)
 }
 
-fn print(work: &Work, report: &Report) -> io::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+fn print(out: &mut dyn Write, work: &Work, report: &Report) -> io::Result<()> {
     let to = &report.to;
     if report.dry_run {
         for shard in &work.shards {
@@ -197,7 +198,7 @@ fn print(work: &Work, report: &Report) -> io::Result<()> {
             human(report.bytes),
             report.small_files
         )?;
-        return out.flush();
+        return Ok(());
     }
     if report.complete {
         writeln!(
@@ -213,5 +214,5 @@ fn print(work: &Work, report: &Report) -> io::Result<()> {
     } else {
         writeln!(out, "{to}: interrupted; run the same again to go on")?;
     }
-    out.flush()
+    Ok(())
 }

@@ -11,6 +11,7 @@ use colibri_uring::shards::{Fault, Refusal, Shards, Unserved};
 use colibri_uring::verify::{Verdict, bytes_to_compare, path_in_mirror, verify};
 use serde::Serialize;
 
+use super::super::printer::to_stdout;
 use super::super::{progress, size::human};
 use super::CopiesArgs;
 
@@ -94,7 +95,7 @@ pub fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         super::super::print_json(&report)?;
     } else {
-        print(&report)?;
+        to_stdout(|out| print(out, &report))?;
     }
     Ok(match report.identical {
         true => ExitCode::SUCCESS,
@@ -130,8 +131,7 @@ fn mirror(shards: &Shards, i: usize, verdict: Verdict) -> Mirror {
     }
 }
 
-fn print(report: &Report) -> io::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     for mirror in &report.mirrors {
         let dir = &mirror.dir;
         let (same, files) = (human(mirror.bytes), mirror.files);
@@ -170,5 +170,5 @@ fn print(report: &Report) -> io::Result<()> {
             report.seconds
         )?;
     }
-    out.flush()
+    Ok(())
 }

@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use anyhow::Context;
 use colibri_uring::profile::{Demand, Measurement, Reader};
 use colibri_uring::report::Table;
 use serde::Serialize;
@@ -13,6 +12,8 @@ use super::super::size::human;
 #[derive(Debug, Serialize)]
 pub struct Report {
     runs: Vec<Row>,
+    /// Whether some of the runs were not made, because somebody has asked to stop.
+    interrupted: bool,
     /// How the page cache was kept out.
     page_cache: Vec<String>,
     /// What the best run means for the model; `null` for a file.
@@ -65,10 +66,12 @@ impl Report {
         cache: &[String],
         demand: Option<&Demand>,
         best: f64,
+        interrupted: bool,
     ) -> Report {
         let speed = best * f64::from(1 << 20);
         Report {
             runs: runs.iter().map(row).collect(),
+            interrupted,
             page_cache: cache.to_vec(),
             tokens_per_second: demand.map(|demand| Tokens {
                 token_bytes: demand.token_bytes,
@@ -130,8 +133,7 @@ fn row(measurement: &Measurement) -> Row {
 }
 
 /// A table for people, and what it means.
-pub fn print(report: &Report, verdict: &[String]) -> anyhow::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+pub fn print(out: &mut dyn Write, report: &Report, verdict: &[String]) -> io::Result<()> {
     let Table { head, rows } = report.table();
     let widths: Vec<usize> = (0..head.len())
         .map(|i| {
@@ -152,7 +154,7 @@ pub fn print(report: &Report, verdict: &[String]) -> anyhow::Result<()> {
     for line in report.page_cache.iter().chain(verdict) {
         writeln!(out, "{line}")?;
     }
-    out.flush().context("cannot print")
+    Ok(())
 }
 
 const HEAD: [&str; 12] = [
