@@ -383,7 +383,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let demanded = (report.expert_hits + report.expert_misses).max(1);
     writeln!(
         out,
-        "memory     {}: {} experts of each layer are kept, {:.0}% of those used are in memory",
+        "memory     {}: {} experts of each layer are kept, {:.0}% of those used are there in time, kept or guessed",
         human(report.memory_bytes),
         report.cache_slots_per_layer,
         100.0 * report.expert_hits as f64 / demanded as f64
