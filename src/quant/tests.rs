@@ -349,27 +349,39 @@ proptest! {
         let mut random = Random(seed | 1);
         let coded = Coded::new(PACKED[format], rows, cols, &mut random);
         let w = coded.matrix();
-        let x = random.values(n * cols, false);
-        let xt = random.values(n * rows, false);
-        let (one, three) = (Pool::new(1), Pool::new(3));
-        let (mut y, mut yt) = (vec![0f32; n * rows], vec![0f32; n * cols]);
-        w.matmul(&three, &x, n, &mut y);
-        w.matmul_transposed(&three, &xt, n, &mut yt);
-        for c in 0..n {
-            let mut single = vec![0f32; rows];
-            w.matmul(&one, &x[c * cols..(c + 1) * cols], 1, &mut single);
-            prop_assert_eq!(bits(&single), bits(&y[c * rows..(c + 1) * rows]));
-            let mut single = vec![0f32; cols];
-            w.matmul_transposed(&one, &xt[c * rows..(c + 1) * rows], 1, &mut single);
-            prop_assert_eq!(bits(&single), bits(&yt[c * cols..(c + 1) * cols]));
-        }
+        let (x, y) = products_at_once(w, n, &mut random)?;
         // Rows cut out anywhere, also inside a block of FP8, and out of what was cut out.
         let (start, end) = (rows / 3, rows - rows / 4);
         let cut = w.rows(0..end).rows(start..end);
         let mut part = vec![0f32; end - start];
-        cut.matmul(&one, &x[..cols], 1, &mut part);
+        cut.matmul(&Pool::new(1), &x[..cols], 1, &mut part);
         prop_assert_eq!(bits(&part), bits(&y[start..end]));
     }
+}
+
+/// `n` columns at once on three threads are the same as one after the other on one, in both directions. The columns [n, cols] and
+/// their products [n, rows].
+fn products_at_once(
+    w: Matrix<'_>,
+    n: usize,
+    random: &mut Random,
+) -> Result<(Vec<f32>, Vec<f32>), TestCaseError> {
+    let (rows, cols) = (w.rows, w.cols);
+    let x = random.values(n * cols, false);
+    let xt = random.values(n * rows, false);
+    let (one, three) = (Pool::new(1), Pool::new(3));
+    let (mut y, mut yt) = (vec![0f32; n * rows], vec![0f32; n * cols]);
+    w.matmul(&three, &x, n, &mut y);
+    w.matmul_transposed(&three, &xt, n, &mut yt);
+    for c in 0..n {
+        let mut single = vec![0f32; rows];
+        w.matmul(&one, &x[c * cols..(c + 1) * cols], 1, &mut single);
+        prop_assert_eq!(bits(&single), bits(&y[c * rows..(c + 1) * rows]));
+        let mut single = vec![0f32; cols];
+        w.matmul_transposed(&one, &xt[c * rows..(c + 1) * rows], 1, &mut single);
+        prop_assert_eq!(bits(&single), bits(&yt[c * cols..(c + 1) * cols]));
+    }
+    Ok((x, y))
 }
 
 /// The module's definition, written down element by element.
@@ -462,26 +474,12 @@ proptest! {
         let mut random = Random(seed | 1);
         let stored = Stored::new(format, &random.values(rows * cols, false));
         let w = stored.matrix(format, rows, cols);
-        let x = random.values(n * cols, false);
-        let xt = random.values(n * rows, false);
-        let (one, three) = (Pool::new(1), Pool::new(3));
-
-        let (mut y, mut yt) = (vec![0f32; n * rows], vec![0f32; n * cols]);
-        w.matmul(&three, &x, n, &mut y);
-        w.matmul_transposed(&three, &xt, n, &mut yt);
-        for c in 0..n {
-            let mut single = vec![0f32; rows];
-            w.matmul(&one, &x[c * cols..(c + 1) * cols], 1, &mut single);
-            prop_assert_eq!(bits(&single), bits(&y[c * rows..(c + 1) * rows]));
-            let mut single = vec![0f32; cols];
-            w.matmul_transposed(&one, &xt[c * rows..(c + 1) * rows], 1, &mut single);
-            prop_assert_eq!(bits(&single), bits(&yt[c * cols..(c + 1) * cols]));
-        }
+        let (x, y) = products_at_once(w, n, &mut random)?;
         let weights = &stored.values[(rows - 1) * cols..];
         prop_assert_eq!(dot(weights, &x[..cols]).to_bits(), y[rows - 1].to_bits());
         let last = w.rows(rows - 1..rows);
         let mut single = [0f32];
-        last.matmul(&one, &x[..cols], 1, &mut single);
+        last.matmul(&Pool::new(1), &x[..cols], 1, &mut single);
         prop_assert_eq!(single[0].to_bits(), y[rows - 1].to_bits());
     }
 }
