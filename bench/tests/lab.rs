@@ -114,57 +114,40 @@ fn lines(output: &Output) -> Vec<String> {
 /// Tokens that the fixture's window of positions allows, at a rate that makes this take a second or so.
 const TOKENS: &str = "40";
 
-#[test]
-fn a_mirror_that_breaks_in_the_middle_changes_nothing() {
-    let (Some(mut lab), Some(program)) = (lab(), colibri()) else {
-        return;
-    };
-    let primary = drive(&mut lab, Some(2 * MIB));
-    let mirror = drive(&mut lab, Some(2 * MIB));
+/// Decodes with a mirror and breaks one of the two while it reads, which changes no token. The directory that broke, the report and what was
+/// said; `None` where there can be no lab.
+fn broken_in_the_middle(which: usize) -> Option<(PathBuf, Value, Vec<String>)> {
+    let (mut lab, program) = (lab()?, colibri()?);
+    let drives = [(); 2].map(|()| drive(&mut lab, Some(2 * MIB)));
     let quiet = json(&finish(decode(&lab, &program, TOKENS, &fixture(), &[])));
-    let child = decode(
-        &lab,
-        &program,
-        TOKENS,
-        lab.path(primary),
-        &[lab.path(mirror)],
-    );
+    let [primary, mirror] = drives.map(|drive| lab.path(drive));
+    let child = decode(&lab, &program, TOKENS, primary, &[mirror]);
     wait_until_read(&child, MIB);
-    lab.break_drive(mirror).unwrap();
+    lab.break_drive(drives[which]).unwrap();
     let output = finish(child);
     let report = json(&output);
     assert_eq!(report["token_ids"], quiet["token_ids"]);
+    Some((lab.path(drives[which]).to_owned(), report, lines(&output)))
+}
+
+#[test]
+fn a_mirror_that_breaks_in_the_middle_changes_nothing() {
+    let Some((mirror, report, lines)) = broken_in_the_middle(1) else {
+        return;
+    };
     let replicas = &report["stats"]["replicas"];
     assert!(replicas[1]["errors"].as_u64().unwrap() > 0, "{replicas}");
     assert_eq!(replicas[0]["errors"], 0);
-    let lines = lines(&output);
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(
-        lines[0].contains(lab.path(mirror).to_str().unwrap()),
-        "{lines:?}"
-    );
+    assert!(lines[0].contains(mirror.to_str().unwrap()), "{lines:?}");
 }
 
 #[test]
 fn a_primary_that_breaks_in_the_middle_leaves_the_mirror() {
-    let (Some(mut lab), Some(program)) = (lab(), colibri()) else {
+    let Some((_, _, lines)) = broken_in_the_middle(0) else {
         return;
     };
-    let primary = drive(&mut lab, Some(2 * MIB));
-    let mirror = drive(&mut lab, Some(2 * MIB));
-    let quiet = json(&finish(decode(&lab, &program, TOKENS, &fixture(), &[])));
-    let child = decode(
-        &lab,
-        &program,
-        TOKENS,
-        lab.path(primary),
-        &[lab.path(mirror)],
-    );
-    wait_until_read(&child, MIB);
-    lab.break_drive(primary).unwrap();
-    let output = finish(child);
-    assert_eq!(json(&output)["token_ids"], quiet["token_ids"]);
-    assert_eq!(lines(&output).len(), 1, "{:?}", lines(&output));
+    assert_eq!(lines.len(), 1, "{lines:?}");
 }
 
 #[test]
