@@ -143,12 +143,22 @@ fn terms(needs: &Needs, slabs: u64) -> String {
     terms.join(", ")
 }
 
-/// What can be done where `needs` and `slabs` are more than `budget`.
-fn advice(needs: &Needs, slabs: u64, wish: Wish, budget: u64) -> String {
+/// What of a budget a record of what happens when may take at most: one part of so many.
+const RECORD_SHARE: u64 = 16;
+
+/// What can be done where `needs` and `slabs` are more than `budget`, of which at least `fewest` bytes would be slabs.
+fn advice(needs: &Needs, slabs: u64, fewest: u64, wish: Wish, budget: u64) -> String {
     let total = needs.sum().saturating_add(slabs);
+    // The record grows with the budget.
+    let enough = match needs.record {
+        0 => total,
+        record => (total - record).saturating_mul(RECORD_SHARE) / (RECORD_SHARE - 1) + 1,
+    };
     let mut advice = match (wish.cache_slots, wish.ram) {
-        (Some(slots), _) if slots > 0 => "lower --cache-slots".to_owned(),
-        (_, Some(_)) => format!("raise --ram to {}MiB", total.div_ceil(1 << 20)),
+        _ if fewest < slabs && needs.sum().saturating_add(fewest) <= budget => {
+            "lower --cache-slots".to_owned()
+        }
+        (_, Some(_)) => format!("raise --ram to {}MiB", enough.div_ceil(1 << 20)),
         (_, None) => "free memory or use a machine with more".to_owned(),
     };
     if needs.kv.saturating_add(needs.scores) > total.saturating_sub(budget) {
@@ -174,19 +184,24 @@ pub fn plan(
         Some(n) => Budget::SlotsPerLayer(usize::try_from(n).unwrap_or(usize::MAX)),
         None => Budget::Bytes(room),
     };
-    let refused = |slabs| PlanError::DoesNotFit {
-        needs: *needs,
-        slabs,
-        budget,
-        advice: advice(needs, slabs, wish, budget),
+    let slots = |wanted| {
+        slots::slots(
+            experts.footprints,
+            experts.moe_layers,
+            experts.top_k,
+            wanted,
+        )
     };
-    let slots = slots::slots(
-        experts.footprints,
-        experts.moe_layers,
-        experts.top_k,
-        wanted,
-    )
-    .map_err(|too_small| refused(too_small.needed))?;
+    let refused = |slabs| {
+        let fewest = slots(Budget::SlotsPerLayer(0)).map_or(slabs, |slots| slots.bytes());
+        PlanError::DoesNotFit {
+            needs: *needs,
+            slabs,
+            budget,
+            advice: advice(needs, slabs, fewest, wish, budget),
+        }
+    };
+    let slots = slots(wanted).map_err(|too_small| refused(too_small.needed))?;
     if needs.sum().saturating_add(slots.bytes()) > budget {
         return Err(refused(slots.bytes()));
     }
@@ -300,6 +315,13 @@ mod tests {
         };
         let error = plan(&needs(), EXPERTS, wish, 0).unwrap_err().to_string();
         assert!(error.contains("lower --cache-slots"), "{error}");
+        // The fewest slabs do not fit either.
+        let wish = Wish {
+            ram: Some(8 * GIB),
+            ..wish
+        };
+        let error = plan(&needs(), EXPERTS, wish, 0).unwrap_err().to_string();
+        assert!(error.contains("raise --ram to "), "{error}");
     }
 
     #[test]

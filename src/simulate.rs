@@ -127,6 +127,8 @@ pub struct Replayed {
     pub waited: Duration,
     /// Tokens after the prompt.
     pub tokens: u64,
+    /// Bytes that the drives gave for them, wrong guesses included.
+    pub read: u64,
 }
 
 /// Replays what routers said on a store of simulated drives.
@@ -147,6 +149,8 @@ pub struct Replay<'a> {
     tokens: u32,
     /// When the prompt was computed.
     prompt: Option<Duration>,
+    /// Bytes that were read by then.
+    before: u64,
     waited: Duration,
 }
 
@@ -180,6 +184,7 @@ impl<'a> Replay<'a> {
             passes: 0,
             tokens: 0,
             prompt: None,
+            before: 0,
             waited: Duration::ZERO,
         }
     }
@@ -232,7 +237,14 @@ impl<'a> Replay<'a> {
             decode: self.clock.now() - prompt,
             waited: self.waited,
             tokens: self.passes.saturating_sub(1),
+            read: self.read() - self.before,
         })
+    }
+
+    /// Bytes that were read so far.
+    fn read(&mut self) -> u64 {
+        let stats = self.store.read_stats();
+        stats.map_or(0, |stats| stats.sources.iter().map(|s| s.bytes).sum())
     }
 
     fn spend(&self, time: Duration, times: u32) {
@@ -262,6 +274,7 @@ impl<'a> Replay<'a> {
         self.passes += 1;
         if self.prompt.is_none() {
             self.prompt = Some(self.clock.now());
+            self.before = self.read();
             self.waited = Duration::ZERO;
         }
     }

@@ -325,6 +325,7 @@ impl Chat<'_> {
             drafts: self.drafts,
             limit: self.context,
             printer,
+            opening: None,
             // A stop token is no part of the answer.
             silent: &self.stop,
         }

@@ -175,11 +175,8 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     } else {
         Box::new(io::stdout().lock())
     };
-    let mut printer = Printer::new(out, input.tokenizer.as_ref())
+    let printer = Printer::new(out, input.tokenizer.as_ref())
         .on_terminal(!args.json && io::stdout().is_terminal());
-    if input.demonstrates {
-        printer.print(demo::PROMPT)?;
-    }
     let Written {
         generated,
         drafted,
@@ -191,6 +188,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         drafts,
         limit: tokens.context,
         printer,
+        opening: input.demonstrates.then_some(demo::PROMPT),
         silent: &[],
     }
     .run(&mut session);

@@ -111,7 +111,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     if let (DirectArg::Auto, Some(reason)) = (args.direct, &refused) {
         tracing::warn!("reads go through the page cache: {reason}");
     }
-    warn_of_holes(&subject.target);
+    let holes = warn_of_holes(&subject.target);
     let runs = plan_runs(args, &subject, &modes);
     let planned = runs.len();
     let (runs, interrupted) = measure(args, &subject.target, runs)?;
@@ -123,6 +123,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let cache = cache_lines(&modes);
     let best = runs.iter().map(Measurement::mib_per_s).fold(0.0, f64::max);
     let mut verdict = match &subject.demand {
+        _ if holes => vec!["Holes were read, so none of this says how fast the drive is.".into()],
         Some(demand) => demand.sentences(best * f64::from(1 << 20)),
         None => vec![format!("At its best it reads {best:.0} MiB/s.")],
     };
@@ -162,7 +163,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         .collect();
     reports.write(
         html,
-        "profile of colibri-uring; values are nanoseconds from submission to completion of a read",
+        "profile; values are nanoseconds from submission to completion of a read",
         &intervals,
     )?;
     if args.json {
@@ -260,7 +261,8 @@ fn measure(
                 measured.push(made);
             }
             Err(error) if args.engine == ReaderArg::All && error.is_lasting() => {
-                tracing::warn!("{} is left out: {error}", run.reader.name());
+                let how = if run.direct { "direct" } else { "buffered" };
+                tracing::warn!("{how} {} is left out: {error}", run.reader.name());
                 left_out.push(mode);
                 failed = Some(error);
             }
@@ -431,15 +433,18 @@ fn modes(args: &ProfileArgs, possible: bool) -> Vec<(Reader, bool)> {
     }
 }
 
-/// A hole is read without the drive.
-fn warn_of_holes(target: &Target) {
+/// Whether there are holes: these are read without the drive.
+fn warn_of_holes(target: &Target) -> bool {
+    let mut holes = false;
     for file in target.files() {
         let allocated = std::fs::metadata(file.path()).map(|meta| meta.blocks() * 512);
         if allocated.is_ok_and(|bytes| bytes < file.size() / 100 * 95) {
+            holes = true;
             tracing::warn!(
                 "{} has holes, which are read without asking the drive: this is not its speed",
                 file.path().display()
             );
         }
     }
+    holes
 }

@@ -31,7 +31,7 @@ impl ReportArgs {
     pub fn create(&self) -> anyhow::Result<Reports> {
         let [report, hlog] = output::create([
             ("--report", self.report.as_deref(), output::HTML),
-            ("--hlog", self.hlog.as_deref(), "#"),
+            ("--hlog", self.hlog.as_deref(), hlog::BEGIN),
         ])?;
         Ok(Reports { report, hlog })
     }

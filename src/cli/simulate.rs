@@ -297,7 +297,6 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     let scene = Scene::new(args)?;
     let drives: Vec<SimDrive> = args.device.iter().map(|d| d.0.clone()).collect();
     let top_k = scene.config.num_experts_per_tok;
-    let expert_bytes = scene.files.mean_bytes();
     let share = scene.plan.slots.share;
     let options = StoreOptions {
         slots: scene.plan.slots.clone(),
@@ -319,12 +318,12 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         decode,
         waited,
         tokens,
+        read,
     } = replayed;
     let all = clock.now().as_secs_f64();
     let sparse = scene.config.sparse_layers().count();
     let compute_token = scene.compute.token(sparse, top_k).as_secs_f64();
-    let miss_rate = stats.misses as f64 / (stats.hits + stats.misses).max(1) as f64;
-    let read_token = miss_rate * (sparse * top_k) as f64 * expert_bytes;
+    let read_token = read as f64 / tokens.max(1) as f64;
     let bandwidth: u64 = drives.iter().map(|d| d.bandwidth).sum();
     let limits = Limits {
         drives_tokens_per_second: bandwidth as f64 / read_token.max(1.0),

@@ -19,6 +19,8 @@ pub struct Writing<'a, W> {
     /// Tokens of the context at most, the last one included, which is never fed.
     pub limit: usize,
     pub printer: Printer<'a, W>,
+    /// What is printed before the first token: not before the bar over the prompt is gone, which takes the line that it is on.
+    pub opening: Option<&'a str>,
     /// Tokens that are not printed, even if they have a text.
     pub silent: &'a [u32],
 }
@@ -54,9 +56,14 @@ impl<W: Write> Writing<'_, W> {
                 });
                 fed
             },
-            |id| match self.silent.contains(&id) {
-                true => Ok(()),
-                false => self.printer.token(id),
+            |id| {
+                if let Some(opening) = self.opening.take() {
+                    self.printer.print(opening)?;
+                }
+                match self.silent.contains(&id) {
+                    true => Ok(()),
+                    false => self.printer.token(id),
+                }
             },
         );
         Written {

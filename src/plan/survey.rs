@@ -1,6 +1,8 @@
 //! What a model needs for a context, and what there is for it: what `decode` follows and `plan` prints.
 
-use super::{Available, Experts, Needs, Plan, PlanError, Roots, Wish, available, plan};
+use super::{
+    Available, Experts, Needs, Plan, PlanError, RECORD_SHARE, Roots, Wish, available, plan,
+};
 use crate::config::Config;
 use crate::model::{
     Rounding, SessionOptions, Sizes, draft_bytes, kv_bytes, resident_bytes, scores_bytes,
@@ -15,8 +17,6 @@ use crate::trace;
 const PROGRAM: u64 = 24 << 20;
 /// Bytes of index for a tensor: name, shape, place, hash.
 const INDEX_ENTRY: u64 = 256;
-/// Of a small budget, a record takes this part at most, and ends earlier.
-const RECORD_SHARE: u64 = 16;
 
 /// How a model is going to be used.
 #[derive(Clone, Copy, Debug)]

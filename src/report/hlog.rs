@@ -20,6 +20,9 @@ pub struct Interval<'a> {
     pub latency_us: &'a Histogram<u64>,
 }
 
+/// How every log begins that is written here; others begin with a comment, too.
+pub const BEGIN: &str = "#colibri-uring: ";
+
 /// Writes the log. Values are nanoseconds, as viewers expect them, and each line's maximum is in milliseconds.
 ///
 /// # Errors
@@ -29,7 +32,7 @@ pub fn write(mut out: impl Write, comment: &str, intervals: &[Interval<'_>]) -> 
     let mut serializer = V2DeflateSerializer::new();
     let mut builder = IntervalLogWriterBuilder::new();
     builder
-        .add_comment(comment)
+        .add_comment(&format!("{}{comment}", &BEGIN[1..]))
         .with_start_time(begin)
         .with_base_time(begin)
         .with_max_value_divisor(1e6);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::child::{colibri, finish, json_of, stderr};
+use crate::pty::Terminal;
 
 const PROMPT: &str = "It is a truth universally acknowledged, that";
 
@@ -72,6 +73,20 @@ fn no_argument_at_all_prints_text_and_a_second_run_unpacks_nothing() {
     shows_text(&second);
     assert_eq!(state(&unpacked(cache.path())), before);
     assert_eq!(second.stdout, first.stdout);
+}
+
+/// The bar over the prompt takes its line away when it goes.
+#[test]
+fn the_prompt_is_shown_when_the_bar_is_gone() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut command = with_cache(cache.path(), &["decode", "-n", "3"]);
+    command.env("TERM", "xterm");
+    let mut terminal = Terminal::start(command);
+    let before = terminal.expect(PROMPT);
+    assert!(before.contains("% of "), "{before:?}");
+    let after = terminal.expect(" tok/s; ");
+    assert!(!after.contains("\u{1b}[2K"), "{after:?}");
+    assert!(terminal.end().success());
 }
 
 #[test]

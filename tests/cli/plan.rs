@@ -113,10 +113,16 @@ fn what_does_not_fit_is_told_with_every_term() {
 /// What is said to be enough is.
 #[test]
 fn what_does_not_fit_says_what_would() {
-    for command in ["plan", "decode"] {
+    let record: &[&str] = &["--record"];
+    let slots: &[&str] = &["--cache-slots", "1"];
+    let some: &[&str] = &["--prompt-ids", "1,2", "-n", "2"];
+    for (command, args) in [
+        ("plan", &[][..]),
+        ("plan", record),
+        ("plan", slots),
+        ("decode", some),
+    ] {
         let with = |ram: &str| {
-            let args = ["--prompt-ids", "1,2", "-n", "2"];
-            let args = if command == "decode" { &args[..] } else { &[] };
             let args = [args, &["--ram", ram, "--json"]].concat();
             finish(on_model(command, &model(), &args))
         };

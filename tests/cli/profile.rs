@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 
 use serde_json::Value;
 
-use crate::child::on_model;
+use crate::child::{error_of, finish, on_model};
 use crate::common::Saved;
 use crate::ends::interrupt;
 use crate::pty::Terminal;
@@ -39,6 +39,33 @@ fn without_a_time_all_runs_together_take_half_a_minute() {
     // Ctrl-C: that is enough.
     terminal.write("\x03");
     assert_eq!(terminal.end().code(), Some(130));
+}
+
+/// Other files begin with a comment, too.
+#[test]
+fn a_log_replaces_a_log_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (notes, log) = (dir.path().join("notes.md"), dir.path().join("r.hlog"));
+    fs::write(&notes, "# Notes").unwrap();
+    let to = |path: &Path| {
+        let mut command = on_model("profile", &Saved::named("bf16-shared").dirs, &[]);
+        command.args([
+            "--engine",
+            "pread",
+            "--block-size",
+            "4KiB",
+            "--queue-depth",
+            "1",
+        ]);
+        command.args(["--seconds", "0.05", "--hlog"]).arg(path);
+        finish(command)
+    };
+    let error = error_of(&to(&notes));
+    assert!(error.contains("notes.md: it is there"), "{error}");
+    assert_eq!(fs::read(&notes).unwrap(), b"# Notes");
+    for _ in 0..2 {
+        assert!(to(&log).status.success());
+    }
 }
 
 /// Starts it with two files to write, without a terminal.

@@ -59,6 +59,29 @@ fn the_bottleneck_is_named() {
     }
 }
 
+/// What was read ahead in time was read all the same.
+#[test]
+fn drives_are_limited_by_what_they_read() {
+    let report = report(&[
+        "--compute-rate",
+        "1MB/s",
+        "--device",
+        "100MiB/s",
+        "--cache-slots",
+        "1",
+        "--lookahead",
+        "3",
+    ]);
+    let number = |value: &Value| value.as_f64().unwrap();
+    // Much of what is read is guessed, and there when it is wanted.
+    assert!(number(&report["expert_hits"]) > number(&report["expert_misses"]));
+    let read = number(&report["expert_bytes_read"]) / number(&report["tokens"]);
+    let by_bytes = 100.0 * f64::from(1 << 20) / read;
+    let limit = number(&report["limits"]["drives_tokens_per_second"]);
+    // The prompt was read, too.
+    assert!((by_bytes..1.3 * by_bytes).contains(&limit), "{report}");
+}
+
 #[test]
 fn recorded_routing_and_measured_arithmetic_are_used() {
     let dir = tempfile::tempdir().unwrap();

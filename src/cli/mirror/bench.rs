@@ -135,7 +135,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     };
     reports.write(
         html,
-        "mirror bench of colibri-uring; values are nanoseconds from submission to completion of a read",
+        "mirror bench; values are nanoseconds from submission to completion of a read",
         &intervals(&dirs, &alone, &together),
     )?;
     if args.copies.json {
