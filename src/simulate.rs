@@ -243,8 +243,7 @@ impl<'a> Replay<'a> {
 
     /// Bytes that were read so far.
     fn read(&mut self) -> u64 {
-        let stats = self.store.read_stats();
-        stats.map_or(0, |stats| stats.sources.iter().map(|s| s.bytes).sum())
+        self.store.read_stats().map_or(0, |stats| stats.bytes())
     }
 
     fn spend(&self, time: Duration, times: u32) {

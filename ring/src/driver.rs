@@ -95,7 +95,7 @@ impl<D: Device> Driver<D> {
         if self.scheduler.in_flight() == 0 {
             return 0;
         }
-        let read: u64 = self.scheduler.stats.sources.iter().map(|s| s.bytes).sum();
+        let read = self.scheduler.stats.bytes();
         let earned = read
             .checked_div(self.batch_bytes)
             .map(|n| n + self.batches * ENTERS_PER_BATCH);

@@ -190,6 +190,11 @@ impl Stats {
         }
     }
 
+    /// Bytes of all sources.
+    pub fn bytes(&self) -> u64 {
+        self.sources.iter().map(|source| source.bytes).sum()
+    }
+
     pub(crate) fn record_latency(&mut self, latency: Duration) {
         self.latency_us
             .saturating_record(latency.as_micros() as u64);

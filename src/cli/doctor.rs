@@ -9,7 +9,7 @@ use clap::builder::FalseyValueParser;
 use colibri_ring::probe::{self, direct, huge, limit};
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
-use colibri_uring::plan::{self, Ask, Wish};
+use colibri_uring::plan::{self, Ask};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;
@@ -118,17 +118,7 @@ fn model_memory(dirs: &[PathBuf]) -> anyhow::Result<Check> {
     let shards = Shards::open(dirs)?;
     let catalog = Catalog::new(&shards, &config)?;
     let files = ExpertFiles::new(&shards, catalog, DirectMode::Auto)?;
-    let ask = Ask {
-        context: CONTEXT,
-        prompt: 0,
-        threads: std::thread::available_parallelism().map_or(1, usize::from),
-        drafts: 0,
-        dense: None,
-        dsa: true,
-        round_experts: None,
-        record: false,
-        wish: Wish::default(),
-    };
+    let ask = Ask::usual(CONTEXT);
     let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());
     let plan = survey.plan();
     let report = Report::new(&survey, plan.as_ref().ok(), false);

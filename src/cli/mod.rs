@@ -197,10 +197,10 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     kind == Some(io::ErrorKind::BrokenPipe)
 }
 
-/// The error and its causes in one line. A cause that the message before it ends with is not repeated.
 /// Characters of an error, at most.
 const LONGEST: usize = 4000;
 
+/// The error and its causes in one line. A cause that the message before it ends with is not repeated.
 fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {

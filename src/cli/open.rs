@@ -382,7 +382,7 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
         stats.direct = reads.direct;
         stats.ring_enters = reads.enters;
         stats.window_bytes = reads.windows.clone();
-        stats.expert_bytes_read = reads.sources.iter().map(|source| source.bytes).sum();
+        stats.expert_bytes_read = reads.bytes();
         stats.latency_us = Latency {
             p50: latency.value_at_quantile(0.5),
             p90: latency.value_at_quantile(0.9),

@@ -19,7 +19,7 @@ use colibri_ring::extent::Layout;
 use colibri_ring::file::File;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
-use colibri_uring::plan::{self, Ask, PlanError, Roots, Wish};
+use colibri_uring::plan::{self, Ask, PlanError, Roots};
 use colibri_uring::profile::{
     Blocks, Demand, Measurement, Outcome, ProfileError, Reader, Run, Target,
 };
@@ -36,7 +36,7 @@ use super::size::{Size, human};
 use super::{interrupt, progress};
 
 mod table;
-use table::{Report, cache_lines, print};
+use table::{Report, cache_lines, mode, print};
 
 /// Measure a drive with random reads of expert-sized blocks
 #[derive(Debug, Args)]
@@ -146,7 +146,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     };
     let interval = |m: &'_ Measurement| -> String {
         let (run, block) = (&m.run, m.run.blocks.longest());
-        let cache = if run.direct { "direct" } else { "buffered" };
+        let cache = mode(run.direct);
         format!(
             "{}:{cache}:block={block}:depth={}",
             run.reader.name(),
@@ -235,8 +235,8 @@ fn measure(
     let mut left_out: Vec<(Reader, bool)> = Vec::new();
     let mut failed = None;
     for run in runs {
-        let mode = (run.reader, run.direct);
-        if left_out.contains(&mode) {
+        let kind = (run.reader, run.direct);
+        if left_out.contains(&kind) {
             bar.inc(1);
             continue;
         }
@@ -261,9 +261,9 @@ fn measure(
                 measured.push(made);
             }
             Err(error) if args.engine == ReaderArg::All && error.is_lasting() => {
-                let how = if run.direct { "direct" } else { "buffered" };
-                tracing::warn!("{how} {} is left out: {error}", run.reader.name());
-                left_out.push(mode);
+                let (how, reader) = (mode(run.direct), run.reader.name());
+                tracing::warn!("{how} {reader} is left out: {error}");
+                left_out.push(kind);
                 failed = Some(error);
             }
             Err(error) => return Err(error.into()),
@@ -367,15 +367,8 @@ fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64,
     /// Tokens: a short conversation.
     const TOKENS: usize = 4096;
     let ask = Ask {
-        context: TOKENS,
         prompt: TOKENS,
-        threads: std::thread::available_parallelism().map_or(1, usize::from),
-        drafts: 0,
-        dense: None,
-        dsa: true,
-        round_experts: None,
-        record: false,
-        wish: Wish::default(),
+        ..Ask::usual(TOKENS)
     };
     let plan = plan::survey(shards, config, experts, ask, &Roots::default()).plan()?;
     Ok(plan

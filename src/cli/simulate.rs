@@ -224,19 +224,13 @@ impl Scene {
         );
         let files = ExpertFiles::on_drives(&shards, catalog, args.device.len())?;
         let ask = Ask {
-            context: args.context,
-            prompt: 0,
             threads: 1,
-            dsa: true,
-            drafts: 0,
-            dense: None,
-            round_experts: None,
-            record: false,
             wish: Wish {
                 // The machine that is asked about has room for the slots that are asked for.
                 ram: (args.ram.map(|size| size.0)).or(args.cache_slots.map(|_| u64::MAX)),
                 cache_slots: args.cache_slots,
             },
+            ..Ask::usual(args.context)
         };
         let survey = plan::survey(&shards, &config, &files, ask, &Roots::default());
         let plan = survey.plan()?;

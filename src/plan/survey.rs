@@ -41,6 +41,23 @@ pub struct Ask {
     pub wish: Wish,
 }
 
+impl Ask {
+    /// As the model is used when nothing else is asked for: `context` tokens, no prompt that comes at once, all of this machine's threads.
+    pub fn usual(context: usize) -> Ask {
+        Ask {
+            context,
+            prompt: 0,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            dsa: true,
+            drafts: 0,
+            dense: None,
+            round_experts: None,
+            record: false,
+            wish: Wish::default(),
+        }
+    }
+}
+
 /// Everything that a plan depends on.
 #[derive(Debug)]
 pub struct Survey {

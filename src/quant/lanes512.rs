@@ -19,21 +19,22 @@ pub fn add_lanes<const R: usize, const N: usize>(
     y: &mut [&mut [f32]],
     at: usize,
 ) {
-    for c in 0..N {
-        if R == 4 {
+    if R == 4 {
+        for c in 0..N {
             let sums = sum4(std::array::from_fn(|r| lanes[r][c]));
             y[c][at..at + 4].copy_from_slice(&sums);
-        } else if N < 4 {
-            for r in 0..R {
-                y[c][at + r] = sum(&lanes[r][c]);
-            }
         }
-    }
-    if R < 4 && N == 4 {
+    } else if N == 4 {
         for r in 0..R {
             let sums = sum4(std::array::from_fn(|c| lanes[r][c]));
             for c in 0..N {
                 y[c][at + r] = sums[c];
+            }
+        }
+    } else {
+        for r in 0..R {
+            for c in 0..N {
+                y[c][at + r] = sum(&lanes[r][c]);
             }
         }
     }

@@ -132,6 +132,11 @@ fn row(measurement: &Measurement) -> Row {
     }
 }
 
+/// How the page cache takes part in a read.
+pub fn mode(direct: bool) -> &'static str {
+    if direct { "direct" } else { "buffered" }
+}
+
 /// A table for people, and what it means.
 pub fn print(out: &mut dyn Write, report: &Report, verdict: &[String]) -> io::Result<()> {
     let Table { head, rows } = report.table();
@@ -176,7 +181,7 @@ fn cells(row: &Row) -> Vec<String> {
     let ms = |us: u64| format!("{:.2}", us as f64 / 1000.0);
     vec![
         row.engine.to_owned(),
-        if row.direct { "direct" } else { "buffered" }.to_owned(),
+        mode(row.direct).to_owned(),
         human(row.block_size),
         row.queue_depth.to_string(),
         format!("{:.0}", row.mib_per_s),
