@@ -9,6 +9,7 @@ use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 mod args;
 mod chat;
 mod convert;
+mod count;
 mod decode;
 mod demo;
 mod doctor;
