@@ -115,8 +115,8 @@ mod tests {
     fn a_bar_that_is_finished_is_not_shown() {
         let shown = |bar: &ProgressBar| {
             let (send, shown) = channel();
-            let said = after(Duration::ZERO, bar, move |_| drop(send.send(())));
-            said.join().unwrap();
+            let waiting = after(Duration::ZERO, bar, move |_| send.send(()).unwrap());
+            waiting.join().unwrap();
             shown.try_recv().is_ok()
         };
         let bar = hidden(1, "{bar}");

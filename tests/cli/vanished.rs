@@ -1,4 +1,4 @@
-//! The directory that a file was to be written to is gone when it is complete: what was measured is printed all the same.
+//! The directory that a file was to be written to is gone when it is complete, or there is no room: what was measured is printed all the same.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::child::{complaints, on_model};
+use crate::child::{colibri, complaints, on_model};
 use crate::common::Saved;
 
 fn spawned(mut command: Command) -> Child {
@@ -51,6 +51,24 @@ fn a_profile_is_printed() {
     assert_eq!(report["runs"].as_array().unwrap().len(), 1);
     // What can be written is.
     assert!(dir.path().join("r.hlog").exists());
+}
+
+#[test]
+fn a_comparison_of_drives_is_printed() {
+    let model = Saved::named("bf16-shared").dirs.remove(0);
+    let copy = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(&model).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let mut command = colibri();
+    command.args(["mirror", "bench", "--json", "--report", "/dev/full"]);
+    command.args(["--direct", "off", "--seconds", "0.1", "--model"]);
+    command.arg(&model).arg("--mirror").arg(copy.path());
+    let mut child = spawned(command);
+    let mut said = child.stderr.take().unwrap();
+    let report = ends_with_json(child, &mut said, "/dev/full");
+    assert_eq!(report["single"].as_array().unwrap().len(), 2);
 }
 
 #[test]
