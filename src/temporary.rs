@@ -16,22 +16,25 @@ static BEGUN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// A directory that is not there, or in which nothing can be made.
 pub fn beside(path: &Path, builder: &Builder) -> io::Result<NamedTempFile> {
     let dir = directory(path);
+    // Before it is made: nothing comes between that and its being known.
+    let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
     let made = builder.tempfile_in(dir);
     // The library's error has the name in its text. What is left of it is its kind.
     let made = made.map_err(|error| fs::metadata(dir).err().unwrap_or(error.kind().into()))?;
-    let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
     begun.retain(|path| fs::symlink_metadata(path).is_ok());
     begun.push(made.path().to_owned());
     Ok(made)
 }
 
-/// Removes those that have not got their names: to be called where the process ends without dropping them.
+/// Removes those that have not got their names, and lets nobody begin another one: to be called where the process ends without dropping them.
 pub fn remove_all() {
     let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
     for path in begun.drain(..) {
         // Gone already if it has got its name, or was dropped.
         let _ = fs::remove_file(path);
     }
+    // Whoever begins a file now waits for the end of the process.
+    std::mem::forget(begun);
 }
 
 /// The directory of a file.

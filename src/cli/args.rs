@@ -19,11 +19,15 @@ use colibri_uring::shards::MAX_MIRRORS;
 use colibri_uring::stream::Lookahead;
 
 use super::WrongUsage;
+use super::count::count;
+use super::given::Given;
 use super::size::Size;
 
 /// Which model, and how it is run. But for `--dsa`, `--dense-bits`, `--expert-bits` and `--activations`, none of it changes a number that the model computes.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
+    #[command(flatten)]
+    pub given: Given,
     /// Directory with config.json and *.safetensors; give it several times for a model split over drives [default: the demo
     /// model that ships with the program]
     #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
@@ -162,26 +166,25 @@ pub fn check_mirrors(mirrors: &[PathBuf]) -> Result<(), WrongUsage> {
 /// The weights of `--mirror-weights`. Fails when there is not one for the model and for each mirror; those of the variable are left out
 /// then, as it may be meant for others.
 pub fn weights<'a>(
+    given: &Given,
     weights: Option<&'a Weights>,
     mirrors: &[PathBuf],
 ) -> Result<Option<&'a [u32]>, WrongUsage> {
-    let Some(given) = weights else {
+    let Some(Weights(weights)) = weights else {
         return Ok(None);
     };
-    let Weights(weights) = given;
-    let (count, drives) = (weights.len(), mirrors.len() + 1);
-    if count == drives {
+    let drives = mirrors.len() + 1;
+    if weights.len() == drives {
         return Ok(Some(weights));
     }
-    let wrong = format!(
-        "--mirror-weights has {count} weights, and there are {drives} drives: the model's and {} of mirrors",
-        mirrors.len()
-    );
-    match std::env::var("COLIBRI_MIRROR_WEIGHTS")
-        .is_ok_and(|text| text.parse().as_ref() == Ok(given))
-    {
-        true => Ok(None),
-        false => Err(WrongUsage(wrong)),
+    match given.has("mirror_weights") {
+        false => Ok(None),
+        true => Err(WrongUsage(format!(
+            "--mirror-weights has {}, and there are {}: the model's and {} of mirrors",
+            count(weights.len(), "weight"),
+            count(drives, "drive"),
+            mirrors.len()
+        ))),
     }
 }
 

@@ -17,6 +17,7 @@ use colibri_uring::template::TemplateError;
 use colibri_uring::tokenizer::{Tokenizer, check_ids};
 
 use super::args::{DraftArgs, ModelArgs};
+use super::count::count;
 use super::interrupt::{self, Interrupts};
 use super::kv::Kept;
 use super::open::{self, Indexed, Opened, Tokens};
@@ -102,8 +103,9 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let context = match args.context {
         None => max.min(DEFAULT_CONTEXT.max(before.saturating_add(PREFILL))),
         Some(n) if before > 0 && n <= before => bail!(
-            "--context {n} is too little for the conversation that is kept, which has {before} tokens: give more, another --kv, \
-             --no-kv, or --kv-reset"
+            "--context {n} is too little for the conversation that is kept, which has {}: give more, another --kv, --no-kv, or \
+             --kv-reset",
+            count(before, "token")
         ),
         Some(n) if (2..=max).contains(&n) => n,
         Some(n) => bail!(
@@ -180,8 +182,8 @@ impl Chat<'_> {
         let interactive = lines.interactive();
         if interactive {
             say(&format!(
-                "context of {} tokens; /help says what else can be typed, Ctrl-C stops an answer, Ctrl-D leaves",
-                self.context
+                "context of {}; /help says what else can be typed, Ctrl-C stops an answer, Ctrl-D leaves",
+                count(self.context, "token")
             ));
         }
         let (mut code, mut leaving) = (ExitCode::SUCCESS, false);
@@ -291,8 +293,8 @@ impl Chat<'_> {
                 say("the context is full; /reset begins a new conversation");
             }
             Finish::Length if !self.longest_given => say(&format!(
-                "cut after {} tokens, as it might never end; -n allows more",
-                self.longest
+                "cut after {}, as it might never end; -n allows more",
+                count(self.longest, "token")
             )),
             _ => {}
         }

@@ -14,6 +14,7 @@ use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
 use serde::Serialize;
 
+use super::count::count;
 use super::printer::to_stdout;
 use super::size::{Size, human};
 use super::{inspect, interrupt, progress};
@@ -134,8 +135,8 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     let planned = conversion.summary().clone();
     if planned.requantised > 0 {
         tracing::warn!(
-            "{} matrices are quantised already and are rounded a second time; keep leaves them as they are",
-            planned.requantised
+            "quantised already and rounded a second time: {} (keep leaves it as it is)",
+            count(planned.requantised, "tensor")
         );
     }
     conversion.check_space()?;
@@ -172,9 +173,9 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         to_stdout(|out| {
             writeln!(
                 out,
-                "{} in {} shards at {}, in {seconds:.1} s",
+                "{} in {} at {}, in {seconds:.1} s",
                 human(summary.bytes_out),
-                summary.shards,
+                count(summary.shards, "shard"),
                 args.out.display()
             )
         })?;
@@ -185,24 +186,25 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
 /// What is going to happen, for people.
 fn describe(summary: &Summary, args: &ConvertArgs) -> String {
     let mut text = format!(
-        "{} of tensors become {} in {} shards; {} are free at {}\n",
+        "{} of tensors become {} in {}; {} are free at {}\n",
         human(summary.bytes_in),
         human(summary.bytes_out),
-        summary.shards,
+        count(summary.shards, "shard"),
         human(summary.space_free),
         args.out.display()
     );
     text += &inspect::table(&summary.formats);
     if summary.unknown > 0 {
         text += &format!(
-            "{} tensors are no part of this architecture and are copied\n",
-            summary.unknown
+            "copied, as no part of this architecture: {}\n",
+            count(summary.unknown, "tensor")
         );
     }
     if summary.finished_before > 0 {
         text += &format!(
-            "{} of {} shards are finished already\n",
-            summary.finished_before, summary.shards
+            "finished already: {} of {}\n",
+            summary.finished_before,
+            count(summary.shards, "shard")
         );
     }
     text

@@ -1,7 +1,7 @@
 //! `decode`: continue a prompt.
 
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::ensure;
@@ -93,29 +93,51 @@ struct Report<'a> {
 }
 
 impl DecodeArgs {
+    /// Whether the flag of this field is on the command line.
+    fn given(&self, field: &str) -> bool {
+        self.model.given.has(field)
+    }
+
     /// Fails when flags are given that have no meaning without `--chat`. In the environment they are for other commands too.
     fn check_chat(&self) -> Result<(), WrongUsage> {
-        let system = self.template.system.is_some();
-        let variables = !self.template.template_var.is_empty();
-        for (given, flag, variable) in [
-            (system, "--system", "COLIBRI_SYSTEM"),
-            (variables, "--template-var", "COLIBRI_TEMPLATE_VAR"),
-        ] {
-            if given && !self.chat && std::env::var_os(variable).is_none() {
+        for (field, flag) in [("system", "--system"), ("template_var", "--template-var")] {
+            if self.given(field) && !self.chat {
                 return Err(WrongUsage(format!("{flag} needs --chat")));
             }
         }
         Ok(())
+    }
+
+    /// The file of `--save-routing`. Its variable gives way to drafts that are asked for on the command line.
+    fn save_routing(&self) -> Option<&Path> {
+        let drafts = self.given("mtp") && self.draft.mtp.0 != Mode::Off;
+        let gives_way = drafts && !self.given("save_routing");
+        self.save_routing.as_deref().filter(|_| !gives_way)
+    }
+
+    /// How many tokens are drafted. The variable of `--mtp` gives way to what takes one token a pass.
+    fn drafts(&self) -> Mode {
+        let one_at_a_time = match (&self.replay, self.save_routing()) {
+            (Some(_), _) => "--replay",
+            (None, Some(_)) => "--save-routing",
+            (None, None) => return self.draft.mtp.0,
+        };
+        if self.given("mtp") && matches!(self.draft.mtp.0, Mode::Drafts(_)) {
+            tracing::warn!("{one_at_a_time} takes one token a pass: --mtp is ignored");
+        }
+        Mode::Off
     }
 }
 
 /// Loads the model, generates and prints.
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     args.check_chat()?;
-    let drafts = drafts(args);
+    let drafts = args.drafts();
     let indexed = Indexed::open(&args.model)?
         .drafting(drafts)?
         .recording(args.pictures.wanted());
+    // Before the file of --kv, which stays as it is where one of these cannot be.
+    let (pictures, routing) = (args.pictures).create(args.save_routing(), args.kv.kv.as_deref())?;
     let mut turn = Turn::open(&args.kv, || indexed.fingerprint(&args.model))?;
     let mut input = Input::read(args, turn.as_ref().is_some_and(Turn::goes_on))?;
     if let Some(turn) = &turn {
@@ -156,7 +178,6 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         context: input.prompt.len().saturating_add(new),
         prompt: input.prompt.len() - turn.as_ref().map_or(0, |turn| turn.reusable(&input.prompt)),
     };
-    let (pictures, routing) = args.pictures.create(args.save_routing.as_deref())?;
     let routing = routing
         .map(|file| recorder(&file, config).map(|recorder| (file, recorder)))
         .transpose()?;
@@ -205,10 +226,13 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         return Err(error);
     }
     opened.keep_usage(&mut session);
-    if let (Some(file), Some(mut recorder)) = (routing, session.store_mut().take_recorder()) {
-        recorder.event(&measured(&prompt_phases, &session, generated.decoded));
-        file.keep(recorder.finish())?;
-    }
+    let routed = match (routing, session.store_mut().take_recorder()) {
+        (Some(file), Some(mut recorder)) => {
+            recorder.event(&measured(&prompt_phases, &session, generated.decoded));
+            file.keep(recorder.finish())
+        }
+        _ => Ok(()),
+    };
     // Before the statistics, which then count nothing that it lacks.
     let recorded = pictures.take(&mut session, &opened);
     let stats = Stats {
@@ -242,23 +266,11 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         Ok(())
     };
     saved?;
+    routed?;
     pictured?;
     told?;
     Ok(match generated.finish {
         Finish::Interrupted => super::interrupt::exit_code(),
         _ => ExitCode::SUCCESS,
     })
-}
-
-/// How many tokens are drafted.
-fn drafts(args: &DecodeArgs) -> Mode {
-    let one_at_a_time = match (&args.replay, &args.save_routing) {
-        (Some(_), _) => "--replay",
-        (None, Some(_)) => "--save-routing",
-        (None, None) => return args.draft.mtp.0,
-    };
-    if let Mode::Drafts(_) = args.draft.mtp.0 {
-        tracing::warn!("{one_at_a_time} takes one token a pass: --mtp is ignored");
-    }
-    Mode::Off
 }

@@ -16,6 +16,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::check_model;
+use super::count::count;
 use super::plan::Report;
 use super::printer::to_stdout;
 use super::size::human;
@@ -121,7 +122,7 @@ fn model_memory(dirs: &[PathBuf]) -> anyhow::Result<Check> {
     let ask = Ask::usual(CONTEXT);
     let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());
     let plan = survey.plan();
-    let report = Report::new(&survey, plan.as_ref().ok(), false);
+    let report = Report::new(&survey, plan.as_ref().ok(), false, config.n_routed_experts);
     let details = serde_json::to_value(&report).unwrap_or_default();
     let total = human(report.total_bytes);
     let budget = report.budget_bytes.map_or("unknown".into(), human);
@@ -218,7 +219,7 @@ fn huge_pages() -> Check {
 fn descriptors() -> Check {
     let limit = limit::descriptors();
     let found = match limit.hard {
-        Some(hard) => format!("{hard} files may be open"),
+        Some(hard) => format!("{} may be open", count(hard, "file")),
         None => "any number of files may be open".to_owned(),
     };
     // Two for each of some 156 shards and its four mirrors, and a few more.
@@ -316,7 +317,7 @@ fn cpu() -> Check {
         .collect();
     Check::new(
         "cpu",
-        format!("{} threads; {}", threads, names.join(", ")),
+        format!("{}; {}", count(threads, "thread"), names.join(", ")),
         json!({ "threads": threads, "features": details }),
     )
     .unless(

@@ -1,30 +1,109 @@
-//! Environment variables stand for flags, and give way: one that does not go with what is on the command line is as if it were not set.
+//! Environment variables stand for flags, and give way: one that does not go with what is on the command line is as if it were not set, and so is
+//! one with a value that only a flag of another command takes.
 
 use std::collections::HashSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgMatches, Command, FromArgMatches};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
-/// Parses `args`, the program's name first. Also returns the command that they use, the innermost one.
+/// What was on the command line.
+#[derive(Debug)]
+pub struct Parsed<C> {
+    /// All of it.
+    pub args: C,
+    /// The command that is used, the innermost one.
+    pub used: Command,
+    /// Variables that it would read, were their values not for other commands.
+    foreign: Vec<String>,
+}
+
+impl<C> Parsed<C> {
+    /// Says which variables are left out though nothing is given in their place.
+    pub fn warn(&self) {
+        for name in &self.foreign {
+            tracing::warn!(
+                "{name} has a value that `{}` does not take, and another command does: it counts as not set",
+                self.used.get_name()
+            );
+        }
+    }
+}
+
+/// Parses `args`, the program's name first.
 ///
 /// # Errors
 /// Wrong usage, or help that was asked for.
 pub fn parse<C: FromArgMatches>(
     command: Command,
     args: Vec<OsString>,
-) -> Result<(C, Command), clap::Error> {
-    let (matches, mut command) = matches(command, &args)?;
-    let parsed = C::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
-    let mut matches = &matches;
+) -> Result<Parsed<C>, clap::Error> {
+    let mut all = command.clone();
+    let (matches, mut command) = matches(without_foreign(command, &all), &args)?;
+    let args = C::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    let (mut matches, root) = (&matches, all.clone());
     while let Some((name, inner)) = matches.subcommand() {
-        let Some(subcommand) = command.find_subcommand(name) else {
+        let inside = |command: &Command| command.find_subcommand(name).cloned();
+        let (Some(used), Some(unchanged)) = (inside(&command), inside(&all)) else {
             break;
         };
-        (command, matches) = (subcommand.clone(), inner);
+        (command, all, matches) = (used, unchanged, inner);
     }
-    Ok((parsed, command))
+    let unread = (all.get_arguments())
+        .filter(|arg| is_foreign(arg, &root))
+        .filter(|arg| {
+            matches.value_source(arg.get_id().as_str()) != Some(ValueSource::CommandLine)
+        });
+    let foreign = unread.filter_map(|arg| Some(arg.get_env()?.to_str()?.to_owned()));
+    Ok(Parsed {
+        args,
+        foreign: foreign.collect(),
+        used: command,
+    })
+}
+
+/// The command, no argument of which reads a variable with a value that is for another command.
+fn without_foreign(command: Command, all: &Command) -> Command {
+    let keep = |arg: Arg| match is_foreign(&arg, all) {
+        true => arg.env(Resettable::Reset),
+        false => arg,
+    };
+    command
+        .mut_args(keep)
+        .mut_subcommands(|command| without_foreign(command, all))
+}
+
+/// Whether an argument does not take the value of its variable, and one of another command in `all` does.
+fn is_foreign(arg: &Arg, all: &Command) -> bool {
+    fn is_taken(name: &OsStr, value: &OsStr, command: &Command) -> bool {
+        let mut args = command.get_arguments();
+        args.any(|arg| arg.get_env() == Some(name) && takes(arg, value))
+            || (command.get_subcommands()).any(|command| is_taken(name, value, command))
+    }
+    let Some(name) = arg.get_env() else {
+        return false;
+    };
+    let value = std::env::var_os(name);
+    value.is_some_and(|value| !takes(arg, &value) && is_taken(name, &value, all))
+}
+
+/// Whether a value can be one of an argument. Switches take any.
+fn takes(arg: &Arg, value: &OsStr) -> bool {
+    if !arg.get_action().takes_values() {
+        return true;
+    }
+    let mut alone = Arg::new("value")
+        .long("value")
+        .value_parser(arg.get_value_parser().clone());
+    if let Some(delimiter) = arg.get_value_delimiter() {
+        alone = alone.value_delimiter(delimiter);
+    }
+    let mut given = OsString::from("--value=");
+    given.push(value);
+    let command = Command::new("value").no_binary_name(true).arg(alone);
+    command.try_get_matches_from([given]).is_ok()
 }
 
 /// Parses with as many variables as go with the arguments.
@@ -158,9 +237,9 @@ mod tests {
             .chain(args)
             .map(OsString::from)
             .collect();
-        let (cli, used) = parse::<Cli>(Cli::command(), args).map_err(|e| e.kind())?;
-        assert_eq!(used.get_name(), "go");
-        let Sub::Go(go) = cli.command;
+        let parsed = parse::<Cli>(Cli::command(), args).map_err(|e| e.kind())?;
+        assert_eq!(parsed.used.get_name(), "go");
+        let Sub::Go(go) = parsed.args.command;
         Ok(go)
     }
 

@@ -17,6 +17,7 @@ use colibri_uring::stream::catalog::Projection;
 use colibri_uring::weight::Counts;
 use serde::Serialize;
 
+use super::count::count;
 use super::printer::to_stdout;
 use super::size::human;
 
@@ -82,7 +83,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
             HashMap::new()
         })
     });
-    let (formats, scales) = count(shards.iter(), &packed);
+    let (formats, scales) = by_format(shards.iter(), &packed);
     let report = Report {
         shards: shards.files().len(),
         tensors: shards.len(),
@@ -105,19 +106,21 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
 fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(
         out,
-        "{} tensors ({} of them scales), {}, in {} files of {}",
-        report.tensors,
+        "{} ({} of them scales), {}, in {} of {}",
+        count(report.tensors, "tensor"),
         report.scales,
         human(report.bytes),
-        report.shards,
+        count(report.shards, "file"),
         human(report.file_bytes)
     )?;
     out.write_all(table(&report.formats).as_bytes())?;
     if let Some(layers) = report.layers {
         writeln!(
             out,
-            "{} layers with a dense MLP, {} with experts, {} of multi-token prediction",
-            layers.dense, layers.sparse, layers.mtp
+            "{} with a dense MLP, {} with experts, {} of multi-token prediction",
+            count(layers.dense, "layer"),
+            layers.sparse,
+            layers.mtp
         )?;
     }
     if report.expert_bytes > 0 {
@@ -129,9 +132,9 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
 /// The formats as lines, and before them what is counted.
 pub fn table(formats: &Counts) -> String {
     let title = "by format, scales as a part of what they scale:\n".to_owned();
-    let lines = formats.iter().map(|(format, count)| {
-        let (tensors, bytes) = (count.tensors, human(count.bytes));
-        format!("  {format:<14} {tensors:>8} tensors  {bytes}\n")
+    let lines = formats.iter().map(|(format, found)| {
+        let (tensors, bytes) = (count(found.tensors, "tensor"), human(found.bytes));
+        format!("  {format:<14} {tensors:>16}  {bytes}\n")
     });
     std::iter::once(title).chain(lines).collect()
 }
@@ -168,7 +171,7 @@ fn layers(shards: &Shards, config: &Config) -> Layers {
 }
 
 /// Counts the tensors by format, and those among them that are scales.
-fn count<'a>(
+fn by_format<'a>(
     tensors: impl Iterator<Item = Tensor<'a>>,
     packed: &HashMap<String, Format>,
 ) -> (Counts, usize) {

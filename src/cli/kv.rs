@@ -11,6 +11,8 @@ use colibri_uring::kv_file::{Fingerprint, KvFile, KvFileError};
 use colibri_uring::model::{Session, reusable};
 use serde::Serialize;
 
+use super::count::count;
+
 /// Where `decode` keeps what it has computed.
 #[derive(Debug, Args)]
 pub struct KvArgs {
@@ -172,9 +174,9 @@ impl Turn {
         self.dropped = known.len() - common;
         if self.dropped > common {
             tracing::warn!(
-                "the prompt has only {common} of the {} tokens in {}: the others are dropped from it (--kv-append goes on \
+                "the prompt has only {common} of the {} in {}: the others are dropped from it (--kv-append goes on \
                  with them instead)",
-                known.len(),
+                count(known.len(), "token"),
                 file.path().display()
             );
         }

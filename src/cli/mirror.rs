@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use colibri_uring::shards::{Fault, Shards};
 
 use super::args::{DirectArg, EngineArg, check_mirrors, check_model};
+use super::given::Given;
 
 mod bench;
 mod stage;
@@ -31,6 +32,8 @@ enum MirrorCommand {
 /// A model, its copies, and how they are read.
 #[derive(Debug, Args)]
 struct CopiesArgs {
+    #[command(flatten)]
+    given: Given,
     /// Directory with config.json and *.safetensors; give it several times for a model split over drives
     #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
     model: Vec<PathBuf>,

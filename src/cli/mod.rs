@@ -9,10 +9,12 @@ use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 mod args;
 mod chat;
 mod convert;
+mod count;
 mod decode;
 mod demo;
 mod doctor;
 mod environment;
+mod given;
 mod inspect;
 mod interrupt;
 mod kv;
@@ -42,7 +44,8 @@ mod writing;
 #[command(name = "colibri-uring", version, max_term_width = 100)]
 #[command(
     after_help = "Every flag also reads an environment variable: --cache-slots reads COLIBRI_CACHE_SLOTS, -n reads COLIBRI_N.\n\
-                  A flag overrides its variable, and a variable that does not go with the flags counts as not set.\n\
+                  A flag overrides its variable, and a variable that does not go with the flags counts as not set,\n\
+                  as does one whose value only another command takes (COLIBRI_ENGINE=all is for profile).\n\
                   Several values are separated by commas (COLIBRI_BLOCK_SIZE=1MiB,4MiB, COLIBRI_QUEUE_DEPTH=4,8,\n\
                   COLIBRI_MIRROR_WEIGHTS=2,1); COLIBRI_MODEL, COLIBRI_MIRROR and COLIBRI_TEMPLATE_VAR hold one.\n\
                   A switch is off when its variable is empty, 0, no, false or off.\n\
@@ -77,14 +80,15 @@ enum Command {
 /// Parses the command line, runs the command and turns its outcome into an exit code.
 pub fn main() -> ExitCode {
     let outcome = match environment::parse::<Cli>(command(), std::env::args_os().collect()) {
-        Ok((cli, used)) => {
-            log_to_stderr(cli.verbose);
-            let outcome = match cli.command {
+        Ok(parsed) => {
+            log_to_stderr(parsed.args.verbose);
+            parsed.warn();
+            let outcome = match parsed.args.command {
                 Some(command) => run(command),
                 None => demonstrate(),
             };
             interrupt::leave_the_end_to_signals();
-            outcome.or_else(|error| with_usage(error, used))
+            outcome.or_else(|error| with_usage(error, parsed.used))
         }
         Err(error) => show(&error),
     };
@@ -124,7 +128,10 @@ fn run(mut command: Command) -> anyhow::Result<ExitCode> {
 fn demonstrate() -> anyhow::Result<ExitCode> {
     let args = ["colibri-uring", "decode"].map(Into::into).into();
     let mut command = match environment::parse::<Cli>(command(), args) {
-        Ok((cli, _)) => cli.command,
+        Ok(parsed) => {
+            parsed.warn();
+            parsed.args.command
+        }
         Err(error) => return show(&error),
     };
     if let Some(Command::Decode(args)) = &mut command {

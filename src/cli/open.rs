@@ -68,7 +68,7 @@ impl Indexed {
     /// Reads the config and the index.
     pub fn open(args: &ModelArgs) -> anyhow::Result<Indexed> {
         check_mirrors(&args.mirror)?;
-        let weights = weights(args.mirror_weights.as_ref(), &args.mirror)?;
+        let weights = weights(&args.given, args.mirror_weights.as_ref(), &args.mirror)?;
         let start = Instant::now();
         let loading = Loading::begin().context(HANDLE)?;
         let config = Config::load(&args.model[0])?;

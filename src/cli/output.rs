@@ -1,11 +1,11 @@
 //! Files that commands write beside their output: they appear under their name when they are complete.
 
 use std::fs::{self, File, Metadata};
-use std::io::{self, BufWriter, Read};
+use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use colibri_uring::temporary;
 use tempfile::{Builder, NamedTempFile};
 
@@ -22,23 +22,26 @@ pub struct Output {
     temp: Option<NamedTempFile>,
 }
 
-/// Starts those files that have a path, no two of which may be one. Each has the flag that names it, and how files of its kind begin: see
-/// [`Output::create`].
+/// Starts those files that have a path. Each has the flag that names it, and how files of its kind begin: see [`Output::create`]. No two of
+/// them may be one, and none may be one of the files `others`, which are written by other means.
 pub fn create<const N: usize>(
     files: [(&str, Option<&Path>, &str); N],
+    others: &[(&str, Option<&Path>)],
 ) -> anyhow::Result<[Option<Output>; N]> {
-    let mut outputs = [const { None::<Output> }; N];
-    for (i, (flag, path, begins)) in files.iter().enumerate() {
-        let Some(path) = path else { continue };
-        let output = Output::create(path, begins)?;
-        for (other, (named, ..)) in outputs.iter().zip(&files) {
-            let same = |other: &Output| place(&other.path) == place(&output.path);
-            ensure!(
-                !other.as_ref().is_some_and(same),
-                "{named} and {flag} name the same file"
-            );
+    let own = files.iter().map(|&(flag, path, _)| (flag, path));
+    let mut taken: Vec<(&str, PathBuf)> = Vec::new();
+    for (flag, path) in others.iter().copied().chain(own) {
+        let Some(place) = path.map(place) else {
+            continue;
+        };
+        if let Some((named, _)) = taken.iter().find(|(_, other)| *other == place) {
+            bail!("{named} and {flag} name the same file");
         }
-        outputs[i] = Some(output);
+        taken.push((flag, place));
+    }
+    let mut outputs = [const { None::<Output> }; N];
+    for (output, (_, path, begins)) in outputs.iter_mut().zip(files) {
+        *output = path.map(|path| Output::create(path, begins)).transpose()?;
     }
     Ok(outputs)
 }
@@ -82,10 +85,21 @@ impl Output {
         })
     }
 
-    /// Where the content goes.
+    /// Writes the content, and then the file gets its name.
+    pub fn write(
+        self,
+        content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut out = self.writer()?;
+        let written = content(&mut out).and_then(|()| out.flush());
+        self.keep(written)
+    }
+
+    /// Where the content goes, for [`Output::keep`] to be called when it is there.
     pub fn writer(&self) -> anyhow::Result<BufWriter<File>> {
         let file = match &self.temp {
-            Some(temp) => temp.reopen(),
+            // Not opened by its name: the directory may be gone, and an error would tell the name.
+            Some(temp) => temp.as_file().try_clone(),
             None => File::options().write(true).open(&self.path),
         };
         file.map(BufWriter::new)
@@ -102,8 +116,9 @@ impl Output {
     }
 }
 
-/// A path that is the same however the directory is spelled.
+/// A path that is the same however the file is named, by links or through another directory.
 fn place(path: &Path) -> PathBuf {
+    let path = &behind_links(path).unwrap_or_else(|_| path.to_owned());
     let dir = fs::canonicalize(temporary::directory(path));
     match (dir, path.file_name()) {
         (Ok(dir), Some(name)) => dir.join(name),

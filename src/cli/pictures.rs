@@ -38,13 +38,18 @@ impl PictureArgs {
         self.trace.is_some() || self.report.is_some()
     }
 
-    /// Starts the files, and that of --save-routing, `routing`.
-    pub fn create(&self, routing: Option<&Path>) -> anyhow::Result<(Pictures, Option<Output>)> {
-        let [trace, report, routing] = output::create([
+    /// Starts the files, and that of --save-routing, `routing`. None of them may be that of --kv.
+    pub fn create(
+        &self,
+        routing: Option<&Path>,
+        kv: Option<&Path>,
+    ) -> anyhow::Result<(Pictures, Option<Output>)> {
+        let files = [
             ("--trace", self.trace.as_deref(), "{\"displayTimeUnit\":"),
             ("--report", self.report.as_deref(), output::HTML),
             ("--save-routing", routing, "{\"routing\":"),
-        ])?;
+        ];
+        let [trace, report, routing] = output::create(files, &[("--kv", kv)])?;
         Ok((Pictures { trace, report }, routing))
     }
 }
@@ -60,7 +65,7 @@ impl Pictures {
             .then(|| Trace::take(session, opened.sources()))?
     }
 
-    /// Writes them.
+    /// Writes them, the second also where the first cannot be written.
     pub fn write(self, trace: Option<Trace>, opened: &Opened, stats: &Stats) -> anyhow::Result<()> {
         if !self.wanted() {
             return Ok(());
@@ -72,23 +77,19 @@ impl Pictures {
                 trace.lost
             );
         }
-        if let Some(file) = self.trace {
-            let mut out = file.writer()?;
-            let written = trace.write_chrome(&mut out).and_then(|()| out.flush());
-            file.keep(written)?;
-        }
-        if let Some(file) = self.report {
+        let traced = self
+            .trace
+            .map_or(Ok(()), |file| file.write(|out| trace.write_chrome(out)));
+        let reported = self.report.map_or(Ok(()), |file| {
             let about = About {
                 model: &opened.name(),
                 tiles: &tiles(stats),
                 facts: &opened.facts(),
             };
             let html = page(&about, &trace).html();
-            let mut out = file.writer()?;
-            let written = out.write_all(html.as_bytes()).and_then(|()| out.flush());
-            file.keep(written)?;
-        }
-        Ok(())
+            file.write(|out| out.write_all(html.as_bytes()))
+        });
+        traced.and(reported)
     }
 }
 

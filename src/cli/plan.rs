@@ -10,6 +10,7 @@ use colibri_uring::plan::{Available, Plan, Survey};
 use serde::Serialize;
 
 use super::args::{DraftArgs, ModelArgs};
+use super::count::count;
 use super::open::{Indexed, Tokens};
 use super::printer::to_stdout;
 use super::size::human;
@@ -49,6 +50,8 @@ pub struct PlanArgs {
 pub struct Report {
     /// Whether it fits.
     pub fits: bool,
+    /// Routed experts of a layer.
+    experts_per_layer: usize,
     /// Experts that each layer keeps; `null` where nothing fits.
     cache_slots_per_layer: Option<usize>,
     dense_bytes: u64,
@@ -91,8 +94,8 @@ struct Slabs {
 }
 
 impl Report {
-    /// What a survey says, with its plan if there is one.
-    pub fn new(survey: &Survey, plan: Option<&Plan>, ram: bool) -> Report {
+    /// What a survey says of a model with so many routed experts in a layer, with its plan if there is one.
+    pub fn new(survey: &Survey, plan: Option<&Plan>, ram: bool, experts: usize) -> Report {
         let needs = plan.map_or(&survey.needs, |plan| &plan.needs);
         let slabs = plan.map_or(survey.working_bytes(), |plan| plan.slots.bytes());
         let working = survey.working_bytes().min(slabs);
@@ -106,6 +109,7 @@ impl Report {
         };
         Report {
             fits: plan.is_some(),
+            experts_per_layer: experts,
             cache_slots_per_layer: plan.map(|plan| plan.slots.share),
             dense_bytes: needs.dense,
             kv_bytes: needs.kv,
@@ -148,16 +152,18 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     ensure!(context > 0, "a context has at least one token");
     ensure!(
         args.prompt_tokens <= context,
-        "a prompt of {} tokens does not fit into a context of {context}",
-        args.prompt_tokens,
+        "a prompt of {} does not fit into a context of {context}",
+        count(args.prompt_tokens, "token"),
     );
     let tokens = Tokens {
         context,
         prompt: args.prompt_tokens,
     };
+    let experts = indexed.config().n_routed_experts;
     let survey = indexed.survey(&args.model, tokens)?;
     let plan = survey.plan();
-    let report = Report::new(&survey, plan.as_ref().ok(), args.model.ram.is_some());
+    let ram = args.model.ram.is_some();
+    let report = Report::new(&survey, plan.as_ref().ok(), ram, experts);
     if args.json {
         super::print_json(&report)?;
     } else {
@@ -173,7 +179,7 @@ fn print(out: &mut dyn Write, report: &Report, context: usize) -> io::Result<()>
         let text = format!("{name:<28}{bytes:>12}  {note}");
         writeln!(out, "{}", text.trim_end())
     };
-    let context = format!("for {context} tokens");
+    let context = format!("for {}", count(context, "token"));
     line("resident weights", Some(report.dense_bytes), "")?;
     line("KV cache", Some(report.kv_bytes), &context)?;
     line("scratch", Some(report.scratch_bytes), "")?;
@@ -195,7 +201,10 @@ fn print(out: &mut dyn Write, report: &Report, context: usize) -> io::Result<()>
         working,
     )?;
     let slots = match report.cache_slots_per_layer {
-        Some(slots) => format!("{slots} experts kept in each layer"),
+        Some(slots) => format!(
+            "{slots} of {} kept in each layer",
+            count(report.experts_per_layer, "expert")
+        ),
         None => "nothing is left".to_owned(),
     };
     line("expert slabs, cache", Some(report.cache_slab_bytes), &slots)?;

@@ -30,6 +30,7 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 
 use super::args::{DirectArg, seconds};
+use super::count::count;
 use super::printer::to_stdout;
 use super::report::ReportArgs;
 use super::size::{Size, human};
@@ -122,18 +123,21 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     }
     let cache = cache_lines(&modes);
     let best = runs.iter().map(Measurement::mib_per_s).fold(0.0, f64::max);
-    let mut verdict = match &subject.demand {
+    // Holes are read without the drive, and tell nothing of it.
+    let demand = subject.demand.as_ref().filter(|_| !holes);
+    let mut verdict = match demand {
         _ if holes => vec!["Holes were read, so none of this says how fast the drive is.".into()],
         Some(demand) => demand.sentences(best * f64::from(1 << 20)),
         None => vec![format!("At its best it reads {best:.0} MiB/s.")],
     };
     if interrupted {
         verdict.push(format!(
-            "Interrupted: {} of {planned} runs were made.",
-            runs.len()
+            "Interrupted: {} of {} made.",
+            runs.len(),
+            count(planned, "run")
         ));
     }
-    let report = Report::new(&runs, &cache, subject.demand.as_ref(), best, interrupted);
+    let report = Report::new(&runs, &cache, demand, best, interrupted);
     let html = || {
         let about = About {
             subject: &subject.name,
@@ -161,16 +165,17 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
             latency_us: &m.outcome.latency_us,
         })
         .collect();
-    reports.write(
+    let written = reports.write(
         html,
         "profile; values are nanoseconds from submission to completion of a read",
         &intervals,
-    )?;
+    );
     if args.json {
         super::print_json(&report)?;
     } else {
         to_stdout(|out| print(out, &report, &verdict))?;
     }
+    written?;
     Ok(match interrupted {
         true => interrupt::exit_code(),
         false => ExitCode::SUCCESS,
@@ -221,8 +226,8 @@ fn measure(
     if let Some(run) = runs.first() {
         let all = (run.time + run.warm_up()).as_secs_f64() * runs.len() as f64;
         let text = format!(
-            "{} runs of {:.2} s, some {all:.0} s in all (--seconds for longer or shorter ones)",
-            runs.len(),
+            "{} of {:.2} s, some {all:.0} s in all (--seconds for longer or shorter ones)",
+            count(runs.len(), "run"),
             run.time.as_secs_f64()
         );
         match bar.is_hidden() {

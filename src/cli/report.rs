@@ -29,32 +29,29 @@ pub struct Reports {
 impl ReportArgs {
     /// Starts the files.
     pub fn create(&self) -> anyhow::Result<Reports> {
-        let [report, hlog] = output::create([
+        let files = [
             ("--report", self.report.as_deref(), output::HTML),
             ("--hlog", self.hlog.as_deref(), hlog::BEGIN),
-        ])?;
+        ];
+        let [report, hlog] = output::create(files, &[])?;
         Ok(Reports { report, hlog })
     }
 }
 
 impl Reports {
-    /// Writes them.
+    /// Writes them, the second also where the first cannot be written. What was measured is to be printed all the same.
     pub fn write(
         self,
         html: impl FnOnce() -> String,
         comment: &str,
         intervals: &[Interval<'_>],
     ) -> anyhow::Result<()> {
-        if let Some(file) = self.report {
-            let mut out = file.writer()?;
-            let written = out.write_all(html().as_bytes()).and_then(|()| out.flush());
-            file.keep(written)?;
-        }
-        if let Some(file) = self.hlog {
-            let mut out = file.writer()?;
-            let written = hlog::write(&mut out, comment, intervals).and_then(|()| out.flush());
-            file.keep(written)?;
-        }
-        Ok(())
+        let report = self.report.map_or(Ok(()), |file| {
+            file.write(|out| out.write_all(html().as_bytes()))
+        });
+        let hlog = self.hlog.map_or(Ok(()), |file| {
+            file.write(|out| hlog::write(out, comment, intervals))
+        });
+        report.and(hlog)
     }
 }

@@ -22,6 +22,7 @@ use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 use serde::Serialize;
 
 use super::args::LookaheadArg;
+use super::count::count;
 use super::printer::to_stdout;
 use super::progress;
 use super::size::{Size, human};
@@ -54,7 +55,8 @@ pub struct SimulateArgs {
         env = "COLIBRI_CONTEXT"
     )]
     context: usize,
-    /// Bytes of weights that the machine computes a second, like 20GB/s [default: as measured with --routing, else as this machine]
+    /// Bytes of weights that the machine computes a second, like 20GB/s [default: as measured with
+    /// --routing, else as this machine has to give at the moment, which is measured]
     #[arg(long, value_name = "RATE", value_parser = rate, env = "COLIBRI_COMPUTE_RATE")]
     compute_rate: Option<u64>,
     /// What routers said, from `decode --save-routing` [default: made up, as regular as GLM-5.2's]
@@ -142,11 +144,12 @@ struct Report {
     speculative_reads: u64,
     speculative_used: u64,
     cache_slots_per_layer: usize,
+    experts_per_layer: usize,
     memory_bytes: u64,
     devices: Vec<Device>,
     /// "recorded" or "made up".
     routing: &'static str,
-    /// "measured", "given", or "as this machine".
+    /// "measured" in the run that --routing is from, "given", or "as this machine", where it is measured now.
     compute: &'static str,
     /// Bytes of weights that are computed a second, where that was not measured but assumed, and everything else to take no time.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -169,6 +172,9 @@ struct Device {
     busy: f64,
 }
 
+/// The arithmetic is as fast as it is here and now.
+const AS_THIS_MACHINE: &str = "as this machine";
+
 /// What a run is made of.
 struct Scene {
     config: Config,
@@ -180,6 +186,8 @@ struct Scene {
     compute_from: &'static str,
     /// Bytes of weights a second, where that is all that is known.
     compute_rate: Option<f64>,
+    /// The load of this machine, where its arithmetic was measured beside other work.
+    busy: Option<f64>,
 }
 
 impl Scene {
@@ -200,13 +208,16 @@ impl Scene {
             Event::Measured { tokens, seconds } if *tokens > 0 => Some((*tokens, seconds)),
             _ => None,
         });
+        let mut busy = None;
         let (compute_rate, compute_from) = match (args.compute_rate, measured) {
             (Some(rate), _) => (Some(rate as f64), "given"),
             (None, Some(_)) => (None, "measured"),
             (None, None) => {
                 let threads = std::thread::available_parallelism().map_or(1, usize::from);
+                // What is measured is a load, too.
+                busy = load_above_half(&load_averages(), threads);
                 let rate = kernel_rate(&catalog, &Pool::new(threads));
-                (Some(rate), "as this machine")
+                (Some(rate), AS_THIS_MACHINE)
             }
         };
         let compute = match (compute_rate, measured) {
@@ -243,8 +254,20 @@ impl Scene {
             compute,
             compute_from,
             compute_rate,
+            busy,
         })
     }
+}
+
+/// How many processes of this machine want to compute: in the mean of the last minute, of the last five, and more. Empty where that is not known.
+fn load_averages() -> String {
+    std::fs::read_to_string("/proc/loadavg").unwrap_or_default()
+}
+
+/// The load of the last minute, if it is above half of the CPUs.
+fn load_above_half(loads: &str, cpus: usize) -> Option<f64> {
+    let load = loads.split_whitespace().next()?.parse::<f64>().ok()?;
+    (load > cpus as f64 / 2.0).then_some(load)
 }
 
 /// Reads the routing of this model.
@@ -289,6 +312,12 @@ fn recorded(path: &Path, config: &Config) -> anyhow::Result<Vec<Event>> {
 /// Simulates and prints.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     let scene = Scene::new(args)?;
+    if let Some(load) = scene.busy {
+        tracing::warn!(
+            "this machine is busy (a load of {load:.1}), and its arithmetic was measured beside that: --compute-rate gives an answer that can be \
+             repeated"
+        );
+    }
     let drives: Vec<SimDrive> = args.device.iter().map(|d| d.0.clone()).collect();
     let top_k = scene.config.num_experts_per_tok;
     let share = scene.plan.slots.share;
@@ -341,6 +370,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         speculative_reads: stats.speculative_reads,
         speculative_used: stats.speculative_used,
         cache_slots_per_layer: share,
+        experts_per_layer: scene.config.n_routed_experts,
         memory_bytes: scene.plan.total,
         devices: (drives.iter().zip(&sources))
             .map(|(drive, read)| Device {
@@ -367,18 +397,32 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+impl Report {
+    /// Where the speed of the arithmetic comes from, in words.
+    fn arithmetic(&self) -> &'static str {
+        match self.compute {
+            AS_THIS_MACHINE => "as this machine, measured just now",
+            other => other,
+        }
+    }
+}
+
 fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(
         out,
-        "{:.2} tok/s over {} tokens (routing {}, arithmetic {})",
-        report.tokens_per_second, report.tokens, report.routing, report.compute
+        "{:.2} tok/s over {} (routing {}, arithmetic {})",
+        report.tokens_per_second,
+        count(report.tokens, "token"),
+        report.routing,
+        report.arithmetic()
     )?;
     let demanded = (report.expert_hits + report.expert_misses).max(1);
     writeln!(
         out,
-        "memory     {}: {} experts of each layer are kept, {:.0}% of those used are there in time, kept or guessed",
+        "memory     {}: {} of {} kept in each layer, {:.0}% of those used are there in time, kept or guessed",
         human(report.memory_bytes),
         report.cache_slots_per_layer,
+        count(report.experts_per_layer, "expert"),
         100.0 * report.expert_hits as f64 / demanded as f64
     )?;
     for (i, device) in report.devices.iter().enumerate() {
@@ -402,7 +446,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             "assumed    arithmetic is weights at {}/s ({}), and nothing beside them. That is about right for a large model, and may be far off for \
              a small one: `decode --save-routing` measures it, and --routing takes it from there",
             human(rate),
-            report.compute
+            report.arithmetic()
         )?;
     }
     writeln!(
@@ -414,4 +458,20 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             _ => "the arithmetic: faster drives would change little",
         }
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_busy_above_half_of_its_cpus() {
+        assert_eq!(
+            load_above_half("1.01 0.50 0.20 2/345 6789\n", 2),
+            Some(1.01)
+        );
+        assert_eq!(load_above_half("1.00 9.00 9.00 2/345 6789\n", 2), None);
+        assert_eq!(load_above_half("1.01 0.50 0.20 2/345 6789\n", 4), None);
+        assert_eq!(load_above_half("", 1), None);
+    }
 }

@@ -11,6 +11,7 @@ use colibri_uring::pool::Pool;
 use colibri_uring::synth::{Coding, Preset, Shape, Spec, Synth, SynthError};
 use serde::Serialize;
 
+use super::count::count;
 use super::interrupt;
 use super::printer::to_stdout;
 use super::progress;
@@ -248,10 +249,10 @@ pub fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
         to_stdout(|out| {
             writeln!(
                 out,
-                "{}: {} tensors in {} shards, {}, of which {} are no holes; {:.1} s",
+                "{}: {} in {}, {}, of which {} are no holes; {:.1} s",
                 args.out.display(),
-                report.tensors,
-                report.shards,
+                count(report.tensors, "tensor"),
+                count(report.shards, "shard"),
                 human(report.bytes),
                 human(report.written_bytes),
                 report.seconds

@@ -82,8 +82,7 @@ fn the_prompt_is_shown_when_the_bar_is_gone() {
     let mut command = with_cache(cache.path(), &["decode", "-n", "3"]);
     command.env("TERM", "xterm");
     let mut terminal = Terminal::start(command);
-    let before = terminal.expect(PROMPT);
-    assert!(before.contains("% of "), "{before:?}");
+    terminal.expect(PROMPT);
     let after = terminal.expect(" tok/s; ");
     assert!(!after.contains("\u{1b}[2K"), "{after:?}");
     assert!(terminal.end().success());

@@ -40,7 +40,7 @@ fn read(output: &Output) -> Vec<usize> {
     let text = stderr(output);
     let lines = text
         .lines()
-        .filter_map(|line| line.split_once(" tok/s; ")?.1.split_once(" tokens read"));
+        .filter_map(|line| line.split_once(" tok/s; ")?.1.split_once(" token"));
     lines.map(|(n, _)| n.parse().unwrap()).collect()
 }
 

@@ -82,7 +82,7 @@ fn contexts_beyond_the_model_are_refused() {
         ),
         (
             decode(&["--prompt-ids", "1", "-n", "18446744073709551615"]),
-            "after a prompt of 1 tokens",
+            "after a prompt of 1 token there",
         ),
         (
             model.run("score", &["--ids", &(twenty.clone() + ",1")]),

@@ -32,3 +32,5 @@ mod text;
 mod trace;
 mod usage;
 mod usage_history;
+mod vanished;
+mod variables;

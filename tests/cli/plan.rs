@@ -43,6 +43,19 @@ fn sum(plan: &Value) -> u64 {
     TERMS.iter().map(|key| bytes(plan, key)).sum()
 }
 
+/// What is kept is said with what there is.
+#[test]
+fn experts_that_are_kept_are_so_many_of_all() {
+    let plan = plan(&["--cache-slots", "2"]);
+    let all = bytes(&plan, "experts_per_layer");
+    assert!(all > 2);
+    let args = ["--cache-slots", "2"];
+    let printed = finish(on_model("plan", &model(), &args));
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let kept = format!("2 of {all} experts kept in each layer");
+    assert!(printed.contains(&kept), "{printed}");
+}
+
 #[test]
 fn the_terms_add_up_and_fit() {
     let plan = plan(&["--ram", "1GiB", "--context", "100"]);

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use serde_json::Value;
 
-use crate::child::{error_of, finish, on_model};
+use crate::child::{colibri, error_of, finish, json_of, on_model};
 use crate::common::Saved;
 use crate::ends::interrupt;
 use crate::pty::Terminal;
@@ -68,6 +68,45 @@ fn a_log_replaces_a_log_and_nothing_else() {
     }
 }
 
+/// A hole is no drive, however fast it is.
+#[test]
+fn holes_say_nothing_of_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("holes");
+    let mut synth = colibri();
+    synth.arg("synth").arg(&model).arg("--sparse");
+    synth.args([
+        "--layers",
+        "2",
+        "--dense-layers",
+        "1",
+        "--routed-experts",
+        "8",
+    ]);
+    assert!(finish(synth).status.success());
+    let read = [
+        "--engine",
+        "pread",
+        "--queue-depth",
+        "1",
+        "--seconds",
+        "0.05",
+    ];
+    let profile = |dirs: &[PathBuf], args: &[&str]| {
+        finish(on_model("profile", dirs, &[&read[..], args].concat()))
+    };
+    let holes = [model];
+    let report = json_of(&profile(&holes, &["--json"]));
+    assert_eq!(report["tokens_per_second"], Value::Null);
+    assert!(!report["runs"].as_array().unwrap().is_empty());
+    let table = String::from_utf8(profile(&holes, &[]).stdout).unwrap();
+    assert!(table.contains("Holes were read"), "{table}");
+    assert!(!table.contains("tokens a second"), "{table}");
+    let whole = Saved::named("bf16-shared").dirs;
+    let report = json_of(&profile(&whole, &["--json"]));
+    assert!(report["tokens_per_second"]["cold"].as_f64().unwrap() > 0.0);
+}
+
 /// Starts it with two files to write, without a terminal.
 fn started(dir: &Path, args: &[&str]) -> Child {
     let mut command = on_model("profile", &Saved::named("bf16-shared").dirs, args);
@@ -111,7 +150,7 @@ fn ctrl_c_before_the_first_run_is_finished() {
     let mut child = started(dir.path(), &args);
     let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
     let mut said = said.by_ref().map(Result::unwrap);
-    assert!(said.any(|line| line.contains("1 runs of 1000")));
+    assert!(said.any(|line| line.contains("1 run of 1000")));
     interrupt(&child);
     assert!(said.any(|line| line == "interrupted: nothing was measured yet"));
     let mut json = String::new();

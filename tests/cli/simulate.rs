@@ -176,7 +176,7 @@ fn an_assumption_is_called_one() {
         String::from_utf8(output.stdout).unwrap()
     };
     for (rate, of) in [
-        (&[][..], "as this machine"),
+        (&[][..], "as this machine, measured just now"),
         (&["--compute-rate", "2GiB/s"], "given"),
     ] {
         let text = said(rate);

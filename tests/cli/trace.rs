@@ -293,6 +293,16 @@ fn a_report_has_all_its_plots_and_needs_nothing_else() {
             "{same}"
         );
     }
+    // A context that would be kept is begun after that.
+    for flag in ["--report", "--trace", "--save-routing"] {
+        let kept = dir.path().join("kept");
+        let path = kept.to_str().unwrap();
+        let args = ["--prompt-ids", "1,2,3", "--kv", path, flag, path];
+        let dirs = Saved::named("bf16-shared").dirs;
+        let same = error_of(&finish(on_model("decode", &dirs, &args)));
+        let why = format!("--kv and {flag} name the same file");
+        assert!(same.contains(&why) && !kept.exists(), "{same}");
+    }
 }
 
 #[test]

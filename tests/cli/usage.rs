@@ -45,9 +45,13 @@ fn wrong_usage_shows_that_of_the_command() {
         (
             "decode",
             &[&["--prompt-ids", "1"][..], &mirrors].concat(),
-            "1 weights",
+            "has 1 weight, and there are 2 drives",
         ),
-        ("mirror bench", &mirrors, "1 weights"),
+        (
+            "mirror bench",
+            &mirrors,
+            "has 1 weight, and there are 2 drives",
+        ),
     ] {
         let mut colibri = colibri();
         colibri.args(command.split(' ')).args(["--model", &model]);

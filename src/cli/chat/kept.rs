@@ -11,6 +11,7 @@ use colibri_uring::kv_file::{Fingerprint, KvFileError, default_path};
 use colibri_uring::model::Session;
 
 use super::status::say;
+use crate::cli::count::count;
 use crate::cli::kv::Kept;
 
 /// Where `chat` keeps the conversation.
@@ -85,7 +86,8 @@ pub fn resume(
     let messages = conversation.messages().len();
     if messages > 0 {
         say(&format!(
-            "going on with a conversation of {messages} messages; /reset begins a new one"
+            "going on with a conversation of {}; /reset begins a new one",
+            count(messages, "message")
         ));
     }
     Ok(())

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use colibri_uring::generate::Generated;
 
+use crate::cli::count::count;
 use crate::cli::size::human;
 use crate::cli::stats::{EngineStats, rss_bytes};
 use crate::cli::terminal;
@@ -45,10 +46,11 @@ pub fn line(
     let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
     let bytes = after.bytes - before.bytes;
     format!(
-        "[{} tokens, {:.2} tok/s; {prefilled} tokens read in {:.2} s; {:.0}% of experts in memory, {:.0} MB/s read; {} resident; context {} \
+        "[{}, {:.2} tok/s; {} read in {:.2} s; {:.0}% of experts in memory, {:.0} MB/s read; {} resident; context {} \
          of {}]",
-        generated.ids.len(),
+        count(generated.ids.len(), "token"),
         per_second(generated.decoded as f64, generated.decode),
+        count(prefilled, "token"),
         generated.prefill.as_secs_f64(),
         100.0 * hits as f64 / (hits + misses).max(1) as f64,
         per_second(bytes as f64 / 1e6, generated.prefill + generated.decode),
@@ -71,21 +73,22 @@ pub fn report(stats: &EngineStats, tokens: u64, messages: usize, room: Room) -> 
     let direct = if stats.direct { " (O_DIRECT)" } else { "" };
     format!(
         "messages     {messages}\n\
-         context      {} of {} tokens\n\
-         computed     {tokens} tokens in {:.2} s, and {:.2} s of waiting for the disk\n\
+         context      {} of {}\n\
+         computed     {} in {:.2} s, and {:.2} s of waiting for the disk\n\
          experts      {:.1}% of {demanded} were in memory; {} pinned\n\
-         read         {} by {}{direct}, in {} calls into the kernel; p50 {} us, p99 {} us\n\
+         read         {} by {}{direct}, in {} into the kernel; p50 {} us, p99 {} us\n\
          guesses      {} read ahead, {} used\n\
          memory       {} resident",
         room.used,
-        room.of,
+        count(room.of, "token"),
+        count(tokens, "token"),
         stats.compute_seconds,
         stats.io_wait_seconds,
         100.0 * stats.expert_hits as f64 / demanded as f64,
         stats.pinned,
         human(stats.expert_bytes_read),
         stats.engine,
-        stats.ring_enters,
+        count(stats.ring_enters, "call"),
         stats.latency_us.p50,
         stats.latency_us.p99,
         stats.speculative_reads,

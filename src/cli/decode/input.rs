@@ -9,6 +9,7 @@ use colibri_uring::tokenizer::Tokenizer;
 use super::DecodeArgs;
 use crate::cli::WrongUsage;
 use crate::cli::args::Ids;
+use crate::cli::count::count;
 use crate::cli::prompt;
 
 /// How many ids of a replay are the prompt.
@@ -44,9 +45,9 @@ impl Input {
                 .0;
             ensure!(
                 ids.len() > REPLAY_PROMPT,
-                "cannot replay {}: it has {} token ids, and the first {REPLAY_PROMPT} are the prompt",
+                "cannot replay {}: it has {}, and the first {REPLAY_PROMPT} are the prompt",
                 path.display(),
-                ids.len()
+                count(ids.len(), "token id")
             );
             let rest = ids.split_off(REPLAY_PROMPT);
             (ids, Some(rest))
@@ -97,23 +98,25 @@ impl Input {
         let limit = "max_position_embeddings of the model";
         ensure!(
             prompt <= context,
-            "the prompt has {prompt} tokens, and the context holds {context} ({limit})"
+            "the prompt has {}, and the context holds {context} ({limit})",
+            count(prompt, "token")
         );
         let room = context - prompt;
         match (self.replay.as_ref().map(Vec::len), args.n) {
             (Some(new), _) => {
                 ensure!(
                     new <= room,
-                    "the replay has {} tokens, and the context holds {context} ({limit})",
-                    prompt.saturating_add(new)
+                    "the replay has {}, and the context holds {context} ({limit})",
+                    count(prompt.saturating_add(new), "token")
                 );
                 Ok(new)
             }
             (None, Some(n)) => {
                 ensure!(
                     n <= room,
-                    "-n {n} is too much: after a prompt of {prompt} tokens there is room for {room}, as the context holds \
-                     {context} ({limit})"
+                    "-n {n} is too much: after a prompt of {} there is room for {room}, as the context holds {context} \
+                     ({limit})",
+                    count(prompt, "token")
                 );
                 Ok(n)
             }

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use colibri_uring::generate::Generated;
 use colibri_uring::quant::Activations;
 
+use crate::cli::count::count;
 use crate::cli::size::human;
 use crate::cli::stats::Stats;
 
@@ -23,9 +24,9 @@ pub fn summarise(generated: &Generated, stats: &Stats) {
     // Nobody to tell if stderr is closed.
     let _ = writeln!(
         io::stderr(),
-        "[{} tokens, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \
+        "[{}, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \
          {} of experts read by {}{}, {:.0}% were in memory; peak {}{}{}{}]",
-        generated.ids.len(),
+        count(generated.ids.len(), "token"),
         stats.tokens_per_second,
         stats.load_seconds,
         stats.prefill_seconds,
@@ -41,8 +42,8 @@ pub fn summarise(generated: &Generated, stats: &Stats) {
             Activations::Int8 => "; activations rounded to int8",
         },
         stats.kv.map_or_else(String::new, |kv| format!(
-            "; {} tokens reused in {:.2} s, {} computed{}",
-            stats.reused_tokens,
+            "; {} reused in {:.2} s, {} computed{}",
+            count(stats.reused_tokens, "token"),
             kv.restore_seconds,
             stats.prefilled_tokens,
             match kv.saved {
@@ -56,8 +57,10 @@ pub fn summarise(generated: &Generated, stats: &Stats) {
         )),
         match &stats.mtp {
             mtp if mtp.drafted > 0 => format!(
-                "; {} of {} drafts came true, {:.2} tokens a pass",
-                mtp.accepted, mtp.drafted, mtp.tokens_per_forward
+                "; {} of {} came true, {:.2} tokens a pass",
+                mtp.accepted,
+                count(mtp.drafted, "draft"),
+                mtp.tokens_per_forward
             ),
             _ => String::new(),
         },

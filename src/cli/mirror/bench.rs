@@ -74,7 +74,8 @@ type Timed = (SystemTime, Measured);
 
 /// Measures and prints.
 pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
-    let weights = weights(args.mirror_weights.as_ref(), &args.copies.mirror)?;
+    let (given, mirrors) = (&args.copies.given, &args.copies.mirror);
+    let weights = weights(given, args.mirror_weights.as_ref(), mirrors)?;
     let reports = args.reports.create()?;
     let shards = args.copies.open()?;
     let config = Config::load(&args.copies.model[0])?;
@@ -133,17 +134,18 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         let facts = machine::facts(&shards.with_copies());
         page(args, &report, &idle, &alone, &together.1, &facts).html()
     };
-    reports.write(
+    let written = reports.write(
         html,
         "mirror bench; values are nanoseconds from submission to completion of a read",
         &intervals(&dirs, &alone, &together),
-    )?;
+    );
     if args.copies.json {
         super::super::print_json(&report)?;
     } else {
         let expert = layouts.iter().map(|l| l.footprint).max().unwrap_or(0);
         to_stdout(|out| print(out, &report, &idle, expert))?;
     }
+    written?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -16,6 +16,7 @@ use colibri_uring::stage::{Copying, Ended, Shard, State, Work, copy_shard, copy_
 use serde::Serialize;
 
 use super::super::args::{DirectArg, EngineArg, check_model};
+use super::super::count::count;
 use super::super::printer::to_stdout;
 use super::super::size::{Size, human};
 use super::super::{interrupt, progress};
@@ -129,7 +130,6 @@ fn copy(work: &Work, copying: &Copying) -> anyhow::Result<bool> {
     // Each byte is written, and compared.
     let total: u64 = missing.iter().map(|s| s.to_write() + s.file.size()).sum();
     let bar = progress::bytes(total);
-    bar.enable_steady_tick(Duration::from_millis(200));
     for shard in missing {
         if copy_shard(shard, copying, |bytes| bar.inc(bytes))? == Ended::Stopped {
             bar.finish_and_clear();
@@ -194,17 +194,17 @@ fn print(out: &mut dyn Write, work: &Work, report: &Report) -> io::Result<()> {
         }
         writeln!(
             out,
-            "{} to write to {to}, and {} small files",
+            "{} to write to {to}, and {}",
             human(report.bytes),
-            report.small_files
+            count(report.small_files, "small file")
         )?;
         return Ok(());
     }
     if report.complete {
         writeln!(
             out,
-            "{to}: {} shards copied and compared ({} in {:.1} s, {:.0} MiB/s), {} were there, {} left out",
-            report.copied.len(),
+            "{to}: {} copied and compared ({} in {:.1} s, {:.0} MiB/s), {} there before, {} left out",
+            count(report.copied.len(), "shard"),
             human(report.bytes),
             report.seconds,
             report.mib_per_s,

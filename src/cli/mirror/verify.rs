@@ -11,6 +11,7 @@ use colibri_uring::shards::{Fault, Refusal, Shards, Unserved};
 use colibri_uring::verify::{Verdict, bytes_to_compare, path_in_mirror, verify};
 use serde::Serialize;
 
+use super::super::count::count;
 use super::super::printer::to_stdout;
 use super::super::{progress, size::human};
 use super::CopiesArgs;
@@ -137,14 +138,18 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         let (same, files) = (human(mirror.bytes), mirror.files);
         match mirror.first_difference {
             None if files == 0 => writeln!(out, "{dir}: there is no copy of any file")?,
-            None => writeln!(out, "{dir}: {same} in {files} files are the same")?,
+            None => writeln!(
+                out,
+                "{dir}: the same are {same} in {}",
+                count(files, "file")
+            )?,
             Some(_) => writeln!(
                 out,
                 "{dir}: differs; the first difference comes after {same}"
             )?,
         }
         if mirror.missing > 0 {
-            writeln!(out, "  {} files are not there", mirror.missing)?;
+            writeln!(out, "  not there: {}", count(mirror.missing, "file"))?;
         }
         for (path, reason) in mirror.refused.iter().zip(&mirror.reasons) {
             writeln!(out, "  {path} is no copy: {reason}")?;

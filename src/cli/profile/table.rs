@@ -16,7 +16,7 @@ pub struct Report {
     interrupted: bool,
     /// How the page cache was kept out.
     page_cache: Vec<String>,
-    /// What the best run means for the model; `null` for a file.
+    /// What the best run means for the model; `null` for a file, and where holes were read.
     tokens_per_second: Option<Tokens>,
 }
 

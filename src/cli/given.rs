@@ -1,0 +1,42 @@
+//! Which flags are on the command line, and not from a variable.
+
+use std::collections::HashSet;
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+
+/// The flags that are given. To be flattened into a command's arguments as the first of them: what stands before it is taken from the matches
+/// already.
+#[derive(Clone, Debug, Default)]
+pub struct Given(HashSet<String>);
+
+impl Given {
+    /// Whether the flag of this field is given.
+    pub fn has(&self, field: &str) -> bool {
+        self.0.contains(field)
+    }
+}
+
+impl FromArgMatches for Given {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Given, clap::Error> {
+        let ids = matches.ids().map(clap::Id::as_str);
+        let given = ids.filter(|id| matches.value_source(id) == Some(ValueSource::CommandLine));
+        Ok(Given(given.map(str::to_owned).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Given::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// It has no argument of its own.
+impl Args for Given {
+    fn augment_args(command: Command) -> Command {
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        command
+    }
+}
