@@ -199,7 +199,7 @@ impl<'a> Replay<'a> {
         events: &[Event],
         mut passed: impl FnMut(u64),
     ) -> Result<Replayed, StreamError> {
-        for event in events {
+        for (i, event) in events.iter().enumerate() {
             passed(self.passes);
             match event {
                 Event::Look {
@@ -207,9 +207,16 @@ impl<'a> Replay<'a> {
                     ranks,
                     experts,
                 } => {
-                    // In the middle of a layer it is the early look; otherwise it comes before the attention.
+                    // In the middle of a layer it is the early look at the next one. Of two looks at the first sparse layer the early
+                    // one comes before the dense layers; the others come before the attention.
                     if self.routed.is_none() {
-                        self.reach(*layer, *layer, experts.len() / ranks);
+                        let again = |event: &Event| matches!(event, Event::Look { layer: l, .. } if l == layer);
+                        let early = events.get(i + 1).is_some_and(again);
+                        self.reach(
+                            *layer,
+                            if early { 0 } else { *layer },
+                            experts.len() / ranks,
+                        );
                     }
                     self.spend(self.compute.router, self.tokens);
                     self.store.look(*layer, experts, *ranks)?;

@@ -1,12 +1,13 @@
 //! fio, as fast as it can be made: the rival that the ring is measured against.
 
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use serde_json::Value;
+use anyhow::{Context, bail, ensure};
 
 /// What fio read.
 #[derive(Clone, Copy, Debug)]
@@ -34,12 +35,23 @@ pub fn load() -> String {
     text.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
-/// Random reads of `block` bytes at multiples of 4 KiB, `depth` at once, through everything that the ring uses too.
+/// Random reads of `block` bytes at multiples of 4 KiB, `depth` at once, through everything that the ring uses too. What is
+/// counted begins `warm_up` after its first read and takes `time`. The kernel's own books are asked: fio gives processor time in whole milliseconds, and of
+/// its start as well.
 ///
 /// # Errors
-/// When fio fails, or says something else than is expected.
-pub fn read(file: &Path, block: u64, depth: usize, seconds: f64) -> anyhow::Result<Reads> {
-    let output = Command::new("fio")
+/// When fio fails, or the kernel keeps no books of a thread's reads.
+pub fn read(
+    file: &Path,
+    block: u64,
+    depth: usize,
+    warm_up: Duration,
+    time: Duration,
+) -> anyhow::Result<Reads> {
+    /// To start, and to make its buffers; it is stopped as soon as it has been measured.
+    const ROOM: Duration = Duration::from_secs(60);
+    let runtime = warm_up + time + ROOM;
+    let child = Command::new("fio")
         .args(["--name=rival", "--readonly", "--rw=randread", "--direct=1"])
         .args([
             "--ioengine=io_uring",
@@ -47,7 +59,7 @@ pub fn read(file: &Path, block: u64, depth: usize, seconds: f64) -> anyhow::Resu
             "--registerfiles=1",
             "--nonvectored=1",
         ])
-        .args(["--iomem=mmaphuge", "--hugepage-size=2m"])
+        .args(["--iomem=mmaphuge", "--hugepage-size=2m", "--thread"])
         .args([
             "--norandommap",
             "--randrepeat=0",
@@ -55,43 +67,98 @@ pub fn read(file: &Path, block: u64, depth: usize, seconds: f64) -> anyhow::Resu
             "--time_based",
         ])
         // fio would make time for statistics that nobody reads.
-        .args([
-            "--gtod_reduce=0",
-            "--disable_slat=1",
-            "--disable_clat=1",
-            "--output-format=json",
-        ])
+        .args(["--gtod_reduce=0", "--disable_slat=1", "--disable_clat=1"])
         .arg(format!("--bs={block}"))
         .arg(format!("--iodepth={depth}"))
-        .arg(format!("--runtime={}ms", (seconds * 1000.0) as u64))
+        .arg(format!("--runtime={}ms", runtime.as_millis()))
         .arg("--filename")
         .arg(file)
         .stdin(Stdio::null())
-        .output()
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
         .context("cannot run fio")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        bail!("fio failed: {}", said.trim());
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    // Warnings come before the object.
-    let json = text.find('{').map_or("", |at| &text[at..]);
-    let report: Value = serde_json::from_str(json).context("fio printed no JSON")?;
-    let job = &report["jobs"][0];
-    let number = |value: &Value, name: &str| -> anyhow::Result<f64> {
-        value[name]
-            .as_f64()
-            .with_context(|| format!("fio reported no {name}"))
+    let mut fio = Running(child);
+    let started = Instant::now();
+    let thread = loop {
+        if let Some(busiest) = fio.reader(block)? {
+            break busiest;
+        }
+        ensure!(
+            started.elapsed() < ROOM,
+            "fio has read nothing for a minute"
+        );
+        sleep(Duration::from_millis(10));
     };
-    let elapsed = number(&job["read"], "runtime")? / 1000.0;
-    let busy = (number(job, "usr_cpu")? + number(job, "sys_cpu")?) / 100.0;
+    sleep(warm_up);
+    let (begin, before) = (Instant::now(), books(&thread)?);
+    sleep(time);
+    let (end, after) = (Instant::now(), books(&thread)?);
     Ok(Reads {
-        bytes: number(&job["read"], "io_bytes")? as u64,
-        elapsed: Duration::from_secs_f64(elapsed),
-        cpu: Duration::from_secs_f64(busy * number(job, "job_runtime")? / 1000.0),
+        bytes: after.bytes - before.bytes,
+        elapsed: end - begin,
+        cpu: after.cpu.saturating_sub(before.cpu),
     })
 }
 
+/// Stopped when dropped.
+struct Running(Child);
+
+impl Running {
+    /// The directory in /proc of the thread that has read `bytes` by now.
+    fn reader(&mut self, bytes: u64) -> anyhow::Result<Option<PathBuf>> {
+        if let Some(status) = self.0.try_wait()? {
+            let mut said = String::new();
+            if let Some(stderr) = &mut self.0.stderr {
+                stderr.read_to_string(&mut said)?;
+            }
+            bail!("fio ended ({status}): {}", said.trim());
+        }
+        for thread in fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
+            let thread = thread?.path();
+            match books(&thread) {
+                Ok(books) if books.bytes >= bytes => return Ok(Some(thread)),
+                // It ended a moment ago: fio has several for a short time.
+                Err(_) if !thread.exists() => {}
+                read => drop(read?),
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a thread has done so far.
+struct Books {
+    /// Read from drives, in bytes.
+    bytes: u64,
+    /// Processor time.
+    cpu: Duration,
+}
+
+fn books(thread: &Path) -> anyhow::Result<Books> {
+    let of = |name: &str| {
+        let path = thread.join(name);
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let io = of("io")?;
+    let bytes = io
+        .lines()
+        .find_map(|line| line.strip_prefix("read_bytes: "));
+    let schedstat = of("schedstat")?;
+    let cpu = schedstat.split(' ').next();
+    let number = |text: Option<&str>| text.and_then(|text| text.trim().parse::<u64>().ok());
+    Ok(Books {
+        bytes: number(bytes).context("the kernel does not count what a thread reads")?,
+        cpu: Duration::from_nanos(number(cpu).context("the kernel does not count processor time")?),
+    })
+}
 const SETTING: &str = "/proc/sys/vm/nr_hugepages";
 
 /// Huge pages for fio's buffers. Dropping it restores how many there were.

@@ -65,8 +65,8 @@ pub trait Device {
     /// it made the device.
     fn submit(&mut self, op: Op);
 
-    /// Starts what was submitted and waits until at least `min` reads have ended, or a signal came. A call of the waker
-    /// counts as at least one of them. Appends the ended reads to `ended`. With `min` 0 it does not wait.
+    /// Starts what was submitted and waits until at least `min` reads have ended, or a signal came, or somebody called the
+    /// waker. Appends the ended reads to `ended`. With `min` 0 it does not wait.
     ///
     /// # Errors
     /// When the kernel interface itself fails; a failed read is no error here.

@@ -40,7 +40,7 @@ pub(crate) struct Drive {
 }
 
 impl Drive {
-    /// Seconds of work after which a measurement of its speed counts for a third.
+    /// Seconds of work after which a measurement of its speed counts for half.
     const MEMORY: f64 = 0.5;
 
     pub(crate) fn new(id: u64, window: Window) -> Drive {
@@ -79,7 +79,7 @@ impl Drive {
         let busy = self.bytes_in_flight >= self.window.bytes / 4
             || self.reads_in_flight >= self.window.reads.div_ceil(4);
         if busy {
-            let keep = (-took / Drive::MEMORY).exp();
+            let keep = Drive::MEMORY / (Drive::MEMORY + took);
             self.read = self.read * keep + bytes as f64;
             self.took = self.took * keep + took;
         }

@@ -90,7 +90,7 @@ impl<D: Device> Driver<D> {
 
     /// None if nothing is at the device. One, as long as the entries into the kernel stay below what has been earned; beyond that, as many as carry
     /// `batch_bytes` on average, so that every further entry earns itself, however small the reads are. Never more than the drive with
-    /// the fewest has, so that a drive that is slow, or has stalled, keeps no other waiting.
+    /// the fewest has, so that a drive that is slow, or has stalled, keeps no other waiting, and half of that while demands wait, so that none idles.
     pub(crate) fn completions_to_wait_for(&mut self) -> usize {
         if self.scheduler.in_flight() == 0 {
             return 0;
@@ -105,6 +105,11 @@ impl<D: Device> Driver<D> {
         }
         let in_flight = self.scheduler.in_flight();
         let mean = (self.scheduler.bytes_in_flight() / in_flight as u64).max(1);
-        (self.batch_bytes.div_ceil(mean) as usize).clamp(1, self.scheduler.fewest_in_flight())
+        let fewest = self.scheduler.fewest_in_flight();
+        let most = match self.scheduler.demands_wait() {
+            true => fewest.div_ceil(2),
+            false => fewest,
+        };
+        (self.batch_bytes.div_ceil(mean) as usize).clamp(1, most)
     }
 }

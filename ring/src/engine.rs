@@ -139,6 +139,7 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         let arena = Arc::new(Arena::new(classes)?);
         let mut scheduler = Scheduler::new(arena.slabs(), files, options.window);
+        scheduler.share_ahead(options.ahead_share);
         if let Some(bounds) = options.search {
             scheduler.search_windows(bounds);
         }

@@ -13,6 +13,7 @@ use crate::arena::SlabId;
 use crate::device::{Completion, Op};
 use crate::drive::{Drive, Window};
 use crate::extent::{Chunk, PARTS};
+use crate::options::Options;
 use crate::pin::Pinned;
 use crate::record::{ChunkRead, Record};
 use crate::replica::{Files, Replica, Route, Stats};
@@ -30,16 +31,6 @@ pub enum Priority {
 
 impl Priority {
     const ALL: [Priority; 3] = [Priority::Demand, Priority::Speculative, Priority::Preload];
-
-    /// Reads of this priority may fill a `1 / share` of a drive's window. A demand that comes up waits until what is at the
-    /// drive has been read, so speculation gets little: two chunks of the usual size, the second of which hides the
-    /// latency of the first.
-    pub(crate) fn share(self) -> u64 {
-        match self {
-            Priority::Demand => 1,
-            Priority::Speculative | Priority::Preload => 8,
-        }
-    }
 }
 
 /// What happened to a slab.
@@ -87,9 +78,14 @@ struct Job {
 
 impl Job {
     /// A chunk, or its rest, has to be read once more.
-    fn wait_again(&mut self, waiting: Waiting, waiting_bytes: &mut u64) {
-        *waiting_bytes += waiting.len();
+    fn wait_again(&mut self, waiting: Waiting, waiting_bytes: &mut [u64; 3]) {
+        waiting_bytes[self.priority as usize] += waiting.len();
         self.waiting.push_front(waiting);
+    }
+
+    /// Bytes that are not at a device.
+    fn waiting_bytes(&self) -> u64 {
+        self.waiting.iter().map(Waiting::len).sum()
     }
 }
 
@@ -136,8 +132,10 @@ pub struct Scheduler {
     jobs: Vec<Option<Job>>,
     /// Slabs with waiting chunks, first come first served, by [`Priority`].
     queues: [VecDeque<SlabId>; 3],
-    /// Bytes of everything that is not at a device.
-    waiting_bytes: u64,
+    /// Bytes that are not at a device, by [`Priority`].
+    waiting_bytes: [u64; 3],
+    /// Reads that are not demanded may fill a `1 / ahead_share` of a drive's window.
+    ahead_share: u64,
     flights: Vec<Option<InFlight>>,
     free_ids: Vec<u32>,
     align: u64,
@@ -187,7 +185,8 @@ impl Scheduler {
             drives,
             jobs: (0..slabs).map(|_| None).collect(),
             queues: Default::default(),
-            waiting_bytes: 0,
+            waiting_bytes: [0; 3],
+            ahead_share: Options::default().ahead_share,
             flights: Vec::new(),
             free_ids: Vec::new(),
             align: files.align(),
@@ -211,6 +210,11 @@ impl Scheduler {
         self.record = Some(Record::new(room));
     }
 
+    /// From now on, reads that are not demanded may fill a `1 / share` of a drive's window.
+    pub(crate) fn share_ahead(&mut self, share: u64) {
+        self.ahead_share = share.max(1);
+    }
+
     /// Number of drives.
     pub fn drives(&self) -> usize {
         self.drives.len()
@@ -223,8 +227,29 @@ impl Scheduler {
 
     /// Whether no drive has room for anything.
     pub(crate) fn all_full(&self) -> bool {
-        let share = Priority::Demand.share();
-        !self.drives.iter().any(|drive| drive.has_room(share))
+        !self.drives.iter().any(|drive| drive.has_room(1))
+    }
+
+    /// Whether a drive may get a read of this priority now.
+    fn has_room(&self, drive: &Drive, priority: Priority) -> bool {
+        match priority {
+            Priority::Demand => drive.has_room(1) && !self.keeps_back(drive),
+            Priority::Speculative | Priority::Preload => drive.has_room(self.ahead_share),
+        }
+    }
+
+    /// Whether a drive has to end some of what it has before it gets the last demands. There are drives that end nothing before they have done
+    /// all that they were given; then everything else can be computed while the last demands are read. A drive that ends its reads one
+    /// by one loses nothing: what it has left is enough to do.
+    fn keeps_back(&self, drive: &Drive) -> bool {
+        /// The last demands are this part of a window.
+        const LAST: u64 = 4;
+        let last = drive.window.bytes / LAST;
+        let (has, waiting) = (
+            drive.bytes_in_flight,
+            self.waiting_bytes[Priority::Demand as usize],
+        );
+        has >= last && waiting <= last && has + waiting > 2 * last
     }
 
     /// Reads that are at the devices now.
@@ -236,6 +261,11 @@ impl Scheduler {
     pub fn fewest_in_flight(&self) -> usize {
         let busy = self.drives.iter().map(|d| d.reads_in_flight);
         busy.filter(|n| *n > 0).min().unwrap_or(1)
+    }
+
+    /// Whether there are demands that are not at a device.
+    pub(crate) fn demands_wait(&self) -> bool {
+        self.waiting_bytes[Priority::Demand as usize] > 0
     }
 
     /// Whether nothing is at a device and nothing waits to go there.
@@ -279,7 +309,7 @@ impl Scheduler {
                 interrupted: 0,
             })
             .collect();
-        self.waiting_bytes += chunks.iter().map(|chunk| chunk.len).sum::<u64>();
+        self.waiting_bytes[priority as usize] += chunks.iter().map(|chunk| chunk.len).sum::<u64>();
         self.jobs[slab.index()] = Some(Job {
             number: self.pushed,
             priority,
@@ -303,6 +333,9 @@ impl Scheduler {
         job.dropped = false;
         if job.priority != Priority::Demand {
             let before = std::mem::replace(&mut job.priority, Priority::Demand);
+            let bytes = job.waiting_bytes();
+            self.waiting_bytes[before as usize] -= bytes;
+            self.waiting_bytes[Priority::Demand as usize] += bytes;
             self.queues[before as usize].retain(|s| *s != slab);
             self.queues[Priority::Demand as usize].push_back(slab);
         }
@@ -324,7 +357,7 @@ impl Scheduler {
             if !self
                 .drives
                 .iter()
-                .any(|drive| drive.has_room(priority.share()))
+                .any(|drive| self.has_room(drive, priority))
             {
                 return None;
             }
@@ -344,7 +377,7 @@ impl Scheduler {
                 let Some((w, copy)) = found else { continue };
                 let job = self.jobs[slab.index()].as_mut().expect("just found");
                 let waiting = job.waiting.remove(w).expect("just found");
-                self.waiting_bytes -= waiting.len();
+                self.waiting_bytes[priority as usize] -= waiting.len();
                 job.in_flight += 1;
                 if job.waiting.is_empty() {
                     self.queues[priority as usize].remove(q);
@@ -375,7 +408,7 @@ impl Scheduler {
         if let Some(pinned) = &self.pinned {
             let source = |copy: u8| copies[copy as usize].replica.source;
             let room =
-                |copy: u8| self.drives[copies[copy as usize].drive].has_room(priority.share());
+                |copy: u8| self.has_room(&self.drives[copies[copy as usize].drive], priority);
             let weighted =
                 || usable(copies, waiting.failed).filter(|c| pinned.weight(source(*c)) > 0);
             // Where only fallbacks are left, the first to finish serves, as without pins.
@@ -389,7 +422,7 @@ impl Scheduler {
             let drive = &self.drives[copies[copy as usize].drive];
             let speed = self.speed(drive, now);
             let end = (drive.bytes_in_flight + len) as f64 / speed;
-            if !drive.has_room(priority.share()) {
+            if !self.has_room(drive, priority) {
                 full_bytes += drive.bytes_in_flight as f64;
                 full_speed += speed;
                 full_first = end.min(full_first);
@@ -398,8 +431,8 @@ impl Scheduler {
             }
         }
         let (end, copy) = best?;
-        let helps =
-            end <= full_first || end <= (full_bytes + self.waiting_bytes as f64) / full_speed;
+        let waiting_bytes: u64 = self.waiting_bytes.iter().sum();
+        let helps = end <= full_first || end <= (full_bytes + waiting_bytes as f64) / full_speed;
         helps.then_some(copy)
     }
 
@@ -611,7 +644,7 @@ impl Scheduler {
             return;
         };
         let priority = job.priority as usize;
-        self.waiting_bytes -= job.waiting.iter().map(Waiting::len).sum::<u64>();
+        self.waiting_bytes[priority] -= job.waiting_bytes();
         self.jobs[slab.index()] = None;
         self.queues[priority].retain(|s| *s != slab);
         events.push(event);

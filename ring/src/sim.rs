@@ -25,6 +25,8 @@ pub struct SimDrive {
     pub fails_at: Option<Duration>,
     /// Every so many reads, one comes short; 0 for never.
     pub short_every: u64,
+    /// It ends nothing before it has done all that it was given: what virtual drives do that serve their queue in one go.
+    pub at_once: bool,
 }
 
 impl SimDrive {
@@ -36,6 +38,7 @@ impl SimDrive {
             changes: Vec::new(),
             fails_at: None,
             short_every: 0,
+            at_once: false,
         }
     }
 
@@ -76,6 +79,7 @@ fn nanos(time: Duration) -> u64 {
 /// A read under way.
 #[derive(Debug)]
 struct Flight {
+    drive: usize,
     end: Duration,
     completion: Completion,
 }
@@ -128,7 +132,13 @@ impl Device for Sim {
             (false, true) => Ok(op.len / 2),
             (false, false) => Ok(op.len),
         };
+        if drive.at_once {
+            let others = self.flights.iter_mut().filter(|f| f.drive == d);
+            others.for_each(|f| f.end = end);
+            self.flights.make_contiguous().sort_by_key(|f| f.end);
+        }
         let flight = Flight {
+            drive: d,
             end,
             completion: Completion { id: op.id, result },
         };

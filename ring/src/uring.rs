@@ -18,7 +18,7 @@ use crate::file::{Advice, MAX_READ};
 use crate::limits;
 use crate::replica::Replicas;
 
-/// `user_data` of the poll on the eventfd that other threads wake the ring by.
+/// `user_data` of the polls on the eventfd that other threads wake the ring by.
 const WAKE: u64 = u64::MAX;
 
 /// What was warned about already: a process that makes a ring for each of many measurements hits the same limit each time.
@@ -39,10 +39,13 @@ pub struct Uring {
     /// How many of the arena's regions are registered, counted from the first.
     registered: usize,
     wake: Arc<StdFile>,
-    polling: bool,
+    /// Polls on it that have not ended.
+    polls: usize,
     /// Reads that the kernel has or will get, by id.
     ops: Vec<Option<Op>>,
     in_flight: usize,
+    /// Scratch: what was taken out of the completion queue.
+    entries: Vec<cqueue::Entry>,
     enters: u64,
     start: Instant,
 }
@@ -55,8 +58,8 @@ impl Uring {
     /// # Errors
     /// When the kernel refuses a ring.
     pub fn new(arena: Arc<Arena>, files: Arc<[Replicas]>, entries: usize) -> io::Result<Uring> {
-        // One more for the poll on the eventfd.
-        let ring = build((entries + 1).next_power_of_two() as u32)?;
+        // As many again for the polls on the eventfd.
+        let ring = build((2 * entries.max(1)).next_power_of_two() as u32)?;
         let wake = rustix::event::eventfd(
             0,
             rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
@@ -70,9 +73,10 @@ impl Uring {
             first_slot: None,
             registered: 0,
             wake: Arc::new(StdFile::from(wake)),
-            polling: false,
+            polls: 0,
             ops: vec![None; entries],
             in_flight: 0,
+            entries: Vec::with_capacity(2 * entries),
             enters: 0,
             start: Instant::now(),
         };
@@ -206,19 +210,21 @@ impl Uring {
     }
 
     fn reap(&mut self, ended: &mut Vec<Completion>) {
-        loop {
-            // One entry at a time: the queue is borrowed from the ring.
-            let Some(entry) = self.ring.completion().next() else {
-                return;
-            };
+        // Taken out first: the queue is borrowed from the ring.
+        let mut entries = std::mem::take(&mut self.entries);
+        entries.extend(self.ring.completion());
+        if entries.iter().any(|entry| entry.user_data() == WAKE) {
+            let _ = (&*self.wake).read(&mut [0; 8]);
+        }
+        for entry in entries.drain(..) {
             self.end(&entry, ended);
         }
+        self.entries = entries;
     }
 
     fn end(&mut self, entry: &cqueue::Entry, ended: &mut Vec<Completion>) {
         if entry.user_data() == WAKE {
-            self.polling = false;
-            let _ = (&*self.wake).read(&mut [0; 8]);
+            self.polls -= 1;
             return;
         }
         let id = entry.user_data() as u32;
@@ -250,8 +256,9 @@ impl Device for Uring {
     }
 
     fn wait(&mut self, min: usize, ended: &mut Vec<Completion>) -> io::Result<()> {
-        if !self.polling {
-            self.polling = true;
+        // The kernel counts what ends, whatever it is, so as many polls end with a wake as reads are waited for.
+        while self.polls < min.max(1) {
+            self.polls += 1;
             let poll = opcode::PollAdd::new(Fd(self.wake.as_raw_fd()), libc::POLLIN as u32);
             self.push(&poll.build().user_data(WAKE));
         }
@@ -312,5 +319,26 @@ fn build(entries: u32) -> io::Result<IoUring> {
             other => other,
         },
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wake_ends_a_wait_for_any_number_of_reads() {
+        let arena = Arc::new(Arena::new(&[]).unwrap());
+        let Ok(mut uring) = Uring::new(arena, Vec::new().into(), 8) else {
+            eprintln!("skipped: no io_uring");
+            return;
+        };
+        let (waker, mut ended) = (uring.waker(), Vec::new());
+        // Without the wake these would wait for ever: nothing is under way.
+        for min in [1, 8, 3, 8] {
+            waker();
+            uring.wait(min, &mut ended).unwrap();
+            assert!(ended.is_empty());
+        }
     }
 }

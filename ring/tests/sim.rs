@@ -260,6 +260,38 @@ fn speculation_delays_a_demand_by_little() {
     assert!(took < Duration::from_millis(30 + 5), "{took:?}");
 }
 
+/// When each of `count` demands of 2.5 MiB is in, on an otherwise idle drive of 1000 MiB/s.
+fn arrivals(count: u64, at_once: bool) -> Vec<Duration> {
+    let drives = [SimDrive {
+        at_once,
+        ..drive(1000)
+    }];
+    let (mut engine, clock) = engine(&drives, count as usize);
+    for slab in 0..count {
+        let demand = Priority::Demand;
+        read(&mut engine, SlabId(slab as u32), demand, slab, 5 * MIB / 2);
+    }
+    engine.flush();
+    let mut at = vec![Duration::ZERO; count as usize];
+    for _ in 0..3 * count {
+        if let Event::Full(slab) = engine.wait().unwrap() {
+            at[slab.index()] = clock.now();
+        }
+    }
+    at
+}
+
+#[test]
+fn the_last_demands_of_a_drive_that_ends_all_at_once_come_alone() {
+    let ms = Duration::from_micros(1000);
+    // Two of three are in, and can be computed, while the third is read.
+    let at = arrivals(3, true);
+    assert!(at[1] < 6 * ms && at[2] > 7 * ms, "{at:?}");
+    // What is read in a moment is not taken apart, and other drives do not wait for anything.
+    assert_eq!(arrivals(1, true), arrivals(1, false));
+    assert!(arrivals(3, false)[2] < 8 * ms);
+}
+
 #[test]
 fn the_virtual_clock_makes_runs_repeatable() {
     let run = || {
@@ -286,16 +318,20 @@ fn any_drive() -> impl Strategy<Value = SimDrive> {
         prop::collection::vec(change, 0..3),
         fails,
         prop_oneof![Just(0u64), 2u64..12],
+        any::<bool>(),
     )
-        .prop_map(|(rate, latency, mut changes, fails_at, short_every)| {
-            changes.sort();
-            SimDrive {
-                changes,
-                fails_at,
-                short_every,
-                ..SimDrive::new(rate * MIB, Duration::from_micros(latency))
-            }
-        })
+        .prop_map(
+            |(rate, latency, mut changes, fails_at, short_every, at_once)| {
+                changes.sort();
+                SimDrive {
+                    changes,
+                    fails_at,
+                    short_every,
+                    at_once,
+                    ..SimDrive::new(rate * MIB, Duration::from_micros(latency))
+                }
+            },
+        )
 }
 
 proptest! {

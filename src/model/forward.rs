@@ -314,6 +314,11 @@ impl<'m> Session<'m> {
         }
         self.selection.prepare(n, len + n - 1);
         self.clock.lap(Phase::Embed);
+        // The drives have the dense layers to read in, for what the embedding alone foretells.
+        let first_sparse = (0..model.layers.len()).find(|layer| sparse(model, *layer).is_some());
+        if let Some(layer) = first_sparse.filter(|first| *first > 0) {
+            self.look_at(layer, n)?;
+        }
         (0..model.layers.len()).try_for_each(|layer| self.layer(layer, n, len))
     }
 
@@ -330,7 +335,7 @@ impl<'m> Session<'m> {
         self.feed_forward(layer, n)
     }
 
-    /// Looks at the router of a layer that comes now, if it is sparse: the drives have its attention to read in.
+    /// Looks at the router of a layer, if it is sparse, with the residual as it is now.
     fn look_at(&mut self, layer: usize, n: usize) -> Result<(), ModelError> {
         let model = self.model;
         let Some(next) = sparse(model, layer) else {

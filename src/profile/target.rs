@@ -121,10 +121,9 @@ impl Target {
                     bytes: u64::MAX,
                     reads: run.queue_depth,
                 },
-                search: None,
                 chunk_bytes: slab_bytes,
                 batch_bytes: 0,
-                record: 0,
+                ..Options::default()
             },
             slabs: places,
             slab_bytes,
@@ -155,16 +154,15 @@ impl Target {
 impl Blocks {
     /// How many blocks of memory are read into, in turn. Experts go into as much memory as decoding uses, because a processor
     /// whose cache holds everything that is read flatters the drive (by half, where the drive is fast); blocks of a given
-    /// size into little more than is read at once, as other tools do it.
+    /// size into as many places as are read at once, as other tools do it.
     fn places(&self, queue_depth: usize) -> usize {
         /// Bytes; more than the caches of most processors.
         const MEMORY: u64 = 512 << 20;
-        let least = queue_depth + queue_depth.div_ceil(4).max(2);
         match self {
-            Blocks::Anywhere(_) => least,
+            Blocks::Anywhere(_) => queue_depth,
             Blocks::Extents(_) => {
                 let fit = (MEMORY / self.longest().max(GRID)).min(4096) as usize;
-                least.max(fit)
+                queue_depth.max(fit)
             }
         }
     }

@@ -115,8 +115,9 @@ impl ExpertStore {
     pub fn new(
         files: ExpertFiles,
         top_k: usize,
-        options: StoreOptions,
+        mut options: StoreOptions,
     ) -> Result<ExpertStore, StreamError> {
+        options.engine = options.engine.for_reads_of(files.mean_bytes() as u64);
         let engine = Engine::new(&files.files, &options.slots.classes, options.engine)?;
         Ok(ExpertStore::with_engine(engine, files, top_k, options))
     }
@@ -129,10 +130,11 @@ impl ExpertStore {
     pub fn simulated(
         files: ExpertFiles,
         top_k: usize,
-        options: StoreOptions,
+        mut options: StoreOptions,
         drives: Vec<SimDrive>,
         clock: Clock,
     ) -> Result<ExpertStore, StreamError> {
+        options.engine = options.engine.for_reads_of(files.mean_bytes() as u64);
         let classes = &options.slots.classes;
         let engine = Engine::simulated(&files.files, classes, options.engine, drives, clock)?;
         Ok(ExpertStore::with_engine(engine, files, top_k, options))
@@ -156,8 +158,7 @@ impl ExpertStore {
         let model_layers = files.catalog.layers().last().map_or(0, |last| last + 1);
         let costs = Costs {
             expert_bytes: files.mean_bytes(),
-            at_drives_bytes: options.engine.speculative_bytes() as f64
-                * files.files.drives() as f64,
+            at_drives_bytes: options.engine.ahead_bytes() as f64 * files.files.drives() as f64,
             kept: share,
         };
         ExpertStore {

@@ -128,16 +128,20 @@ fn any_drive() -> impl Strategy<Value = SimDrive> {
         prop::collection::vec(change, 0..3),
         fails,
         prop_oneof![Just(0u64), 2u64..12],
+        any::<bool>(),
     )
-        .prop_map(|(rate, latency, mut changes, fails_at, short_every)| {
-            changes.sort();
-            SimDrive {
-                changes,
-                fails_at,
-                short_every,
-                ..SimDrive::new(rate * 1024, Duration::from_micros(latency))
-            }
-        })
+        .prop_map(
+            |(rate, latency, mut changes, fails_at, short_every, at_once)| {
+                changes.sort();
+                SimDrive {
+                    changes,
+                    fails_at,
+                    short_every,
+                    at_once,
+                    ..SimDrive::new(rate * 1024, Duration::from_micros(latency))
+                }
+            },
+        )
 }
 
 proptest! {

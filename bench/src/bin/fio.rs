@@ -126,18 +126,23 @@ fn main() -> anyhow::Result<ExitCode> {
 }
 
 fn ring(args: &Args, target: &Target, block: u64) -> anyhow::Result<Speed> {
-    let outcome = target.measure(&Run {
+    let outcome = target.measure(&run(args, block))?;
+    Ok(result(outcome.bytes, outcome.elapsed, outcome.cpu))
+}
+
+fn run(args: &Args, block: u64) -> Run {
+    Run {
         reader: Reader::Uring,
         direct: true,
         blocks: Blocks::Anywhere(block),
         queue_depth: args.queue_depth,
         time: Duration::from_secs_f64(args.seconds),
-    })?;
-    Ok(result(outcome.bytes, outcome.elapsed, outcome.cpu))
+    }
 }
 
 fn other(args: &Args, block: u64) -> anyhow::Result<Speed> {
-    let reads = fio::read(&args.file, block, args.queue_depth, args.seconds)?;
+    let run = run(args, block);
+    let reads = fio::read(&args.file, block, run.queue_depth, run.warm_up(), run.time)?;
     Ok(result(reads.bytes, reads.elapsed, reads.cpu))
 }
 

@@ -428,7 +428,7 @@ fn batches(speeds: &[f64], chunk: u64, chunks_in_batch: u64, batches: usize) -> 
             };
             s.complete(ended, Duration::from_secs_f64(now), &mut events);
         }
-        assert!(s.is_idle() && s.waiting_bytes == 0);
+        assert!(s.is_idle() && s.waiting_bytes == [0; 3]);
         batch_time = now - begin;
     }
     let mib = (chunk * chunks_in_batch) as f64 / f64::from(1 << 20);
