@@ -116,11 +116,10 @@ impl Running {
         }
         for thread in fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
             let thread = thread?.path();
-            match books(&thread) {
-                Ok(books) if books.bytes >= bytes => return Ok(Some(thread)),
-                // It ended a moment ago: fio has several for a short time.
-                Err(_) if !thread.exists() => {}
-                read => drop(read?),
+            let books = books(&thread);
+            // fio has threads that soon end.
+            if thread.exists() && books?.bytes >= bytes {
+                return Ok(Some(thread));
             }
         }
         Ok(None)
