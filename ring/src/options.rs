@@ -43,7 +43,7 @@ impl Options {
 
     /// With reads ahead as large as suits demands of `bytes` bytes. A demand that comes up waits until what is at the drive has been read, so
     /// reads ahead get little: an eighth of the window, two chunks of the usual size, the second of which hides the latency of the first. Where a
-    /// demand itself takes several windows, a quarter of its bytes, and at most half of a window: a drive that ends all that it has at
+    /// demand is larger than half a window, a quarter of its bytes, and at most half of the window: a drive that ends all that it has at
     /// once idles in between, the more often the less it is given.
     pub fn for_reads_of(self, bytes: u64) -> Options {
         let share = self.window.bytes.saturating_mul(4) / bytes.max(1);
