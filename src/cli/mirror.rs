@@ -15,7 +15,7 @@ mod bench;
 mod stage;
 mod verify;
 
-/// Measure and check copies of a model on several drives
+/// Make, measure and check copies of a model on several drives
 #[derive(Debug, Args)]
 pub struct MirrorArgs {
     #[command(subcommand)]

@@ -91,6 +91,9 @@ pub struct SimulateArgs {
 /// Bytes a second, like `7GiB/s`.
 fn rate(text: &str) -> Result<u64, String> {
     let size = text.strip_suffix("/s").unwrap_or(text);
+    if size.trim().parse::<f64>().is_ok() {
+        return Err(format!("{size} has no unit: a rate is like 7GiB/s"));
+    }
     match size.parse::<Size>() {
         Ok(Size(0)) => Err("a rate is more than 0".to_owned()),
         Ok(Size(bytes)) => Ok(bytes),
