@@ -36,8 +36,8 @@ pub fn load() -> String {
 }
 
 /// Random reads of `block` bytes at multiples of 4 KiB, `depth` at once, through everything that the ring uses too. What is
-/// counted begins `warm_up` after its first read and takes `time`. The kernel's own books are asked: fio gives processor time in whole milliseconds, and of
-/// its start as well.
+/// counted begins `warm_up` after its first read and takes `time`. The kernel's own books are asked: fio gives processor time in whole
+/// milliseconds.
 ///
 /// # Errors
 /// When fio fails, or the kernel keeps no books of a thread's reads.
@@ -158,6 +158,7 @@ fn books(thread: &Path) -> anyhow::Result<Books> {
         cpu: Duration::from_nanos(number(cpu).context("the kernel does not count processor time")?),
     })
 }
+
 const SETTING: &str = "/proc/sys/vm/nr_hugepages";
 
 /// Huge pages for fio's buffers. Dropping it restores how many there were.
