@@ -11,10 +11,10 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_ring::engine::EngineKind;
 use colibri_ring::replica::DirectMode;
-use colibri_uring::draft;
 use colibri_uring::model::LoadOptions;
 use colibri_uring::quant::Activations;
 use colibri_uring::quant::encode::Packing;
+use colibri_uring::runtime::draft;
 use colibri_uring::shards::MAX_MIRRORS;
 use colibri_uring::stream::Lookahead;
 

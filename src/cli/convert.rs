@@ -9,9 +9,9 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use colibri_uring::convert::{Conversion, ConvertError, Options, Recipe, Summary};
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
+use colibri_uring::tools::convert::{Conversion, ConvertError, Options, Recipe, Summary};
 use serde::Serialize;
 
 use super::count::count;

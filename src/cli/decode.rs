@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use clap::builder::FalseyValueParser;
 use clap::{ArgGroup, Args};
-use colibri_uring::demo;
-use colibri_uring::draft::Mode;
-use colibri_uring::generate::{Finish, Source};
-use colibri_uring::sample::{Sampler, Sampling};
-use colibri_uring::tokenizer::check_ids;
+use colibri_uring::runtime::demo;
+use colibri_uring::runtime::draft::Mode;
+use colibri_uring::runtime::generate::{Finish, Source};
+use colibri_uring::runtime::sample::{Sampler, Sampling};
+use colibri_uring::runtime::tokenizer::check_ids;
 use serde::Serialize;
 
 use super::WrongUsage;

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use colibri_uring::demo::Demo;
+use colibri_uring::runtime::demo::Demo;
 
 use super::args::check_model;
 use super::{Command, interrupt};

@@ -9,7 +9,7 @@ use clap::builder::FalseyValueParser;
 use colibri_ring::probe::{self, direct, huge, limit};
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
-use colibri_uring::plan::{self, Ask};
+use colibri_uring::runtime::plan::{self, Ask};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use colibri_uring::generate::Finish;
-use colibri_uring::kv_file::{Fingerprint, KvFile, KvFileError};
 use colibri_uring::model::{Session, reusable};
+use colibri_uring::runtime::generate::Finish;
+use colibri_uring::runtime::kv_file::{Fingerprint, KvFile, KvFileError};
 use serde::Serialize;
 
 use super::count::count;

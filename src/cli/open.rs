@@ -8,19 +8,19 @@ use anyhow::{Context, ensure};
 use colibri_ring::engine::Options;
 use colibri_ring::replica::Stats;
 use colibri_uring::config::Config;
-use colibri_uring::draft::Mode;
-use colibri_uring::kv_file::Fingerprint;
 use colibri_uring::model::{
     Model, ModelError, Phase, PredictionError, Session, SessionOptions, check_context, prediction,
 };
-use colibri_uring::plan::{self, Ask, Plan, PlanError, Roots, Survey, Wish};
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
-use colibri_uring::report::machine;
+use colibri_uring::runtime::draft::Mode;
+use colibri_uring::runtime::kv_file::Fingerprint;
+use colibri_uring::runtime::plan::{self, Ask, Plan, PlanError, Roots, Survey, Wish};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::usage::{History, Identity, Usage};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
-use colibri_uring::trace;
+use colibri_uring::tools::report::machine;
+use colibri_uring::tools::trace;
 use colibri_uring::weight::shapes::layer_of;
 
 use super::args::{DsaArg, ModelArgs, check_mirrors, weights};

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use colibri_uring::temporary;
+use colibri_uring::atomic_file;
 use tempfile::{Builder, NamedTempFile};
 
 use super::interrupt;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use colibri_uring::model::Session;
-use colibri_uring::report::decode::{About, page};
-use colibri_uring::trace::Trace;
+use colibri_uring::tools::report::decode::{About, page};
+use colibri_uring::tools::trace::Trace;
 
 use super::open::Opened;
 use super::output::{self, Output};

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use colibri_uring::plan::{Available, Plan, Survey};
+use colibri_uring::runtime::plan::{Available, Plan, Survey};
 use serde::Serialize;
 
 use super::args::{DraftArgs, ModelArgs};

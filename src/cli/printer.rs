@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::Context;
-use colibri_uring::tokenizer::{TextStream, Tokenizer};
+use colibri_uring::runtime::tokenizer::{TextStream, Tokenizer};
 
 /// What has failed when results cannot be printed.
 const STDOUT: &str = "cannot write to the standard output";

@@ -19,15 +19,15 @@ use colibri_ring::extent::Layout;
 use colibri_ring::file::File;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
-use colibri_uring::plan::{self, Ask, PlanError, Roots};
-use colibri_uring::profile::{
-    Blocks, Demand, Measurement, Outcome, ProfileError, Reader, Run, Target,
-};
-use colibri_uring::report::hlog::Interval;
-use colibri_uring::report::machine;
-use colibri_uring::report::profile::{About, page};
+use colibri_uring::runtime::plan::{self, Ask, PlanError, Roots};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
+use colibri_uring::tools::profile::{
+    Blocks, Demand, Measurement, Outcome, ProfileError, Reader, Run, Target,
+};
+use colibri_uring::tools::report::hlog::Interval;
+use colibri_uring::tools::report::machine;
+use colibri_uring::tools::report::profile::{About, page};
 
 use super::args::{DirectArg, seconds};
 use super::count::count;

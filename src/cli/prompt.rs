@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use colibri_uring::tokenizer::{Settings, Tokenizer, TokenizerError};
+use colibri_uring::runtime::tokenizer::{Settings, Tokenizer, TokenizerError};
 use rustix::fs::{FileType, fstat, major, minor};
 
 use super::WrongUsage;

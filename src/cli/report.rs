@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use colibri_uring::report::hlog::{self, Interval};
+use colibri_uring::tools::report::hlog::{self, Interval};
 
 use super::output::{self, Output};
 

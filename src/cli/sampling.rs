@@ -1,7 +1,7 @@
 //! The flags that say how tokens are chosen.
 
 use clap::Args;
-use colibri_uring::sample::Sampling;
+use colibri_uring::runtime::sample::Sampling;
 
 /// How the next token is chosen. In this order: repetition penalty, temperature, top-k, top-p, min-p.
 #[derive(Debug, Args)]

@@ -7,8 +7,8 @@ use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_uring::model::ModelError;
 use colibri_uring::quant::Activations;
-use colibri_uring::sample::{argmax, log_softmax_at};
-use colibri_uring::tokenizer::check_ids;
+use colibri_uring::runtime::sample::{argmax, log_softmax_at};
+use colibri_uring::runtime::tokenizer::check_ids;
 use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};

@@ -13,12 +13,14 @@ use clap::builder::FalseyValueParser;
 use colibri_ring::engine::Options;
 use colibri_ring::sim::{Clock, SimDrive};
 use colibri_uring::config::Config;
-use colibri_uring::plan::{self, Ask, Plan, Roots, Wish};
 use colibri_uring::pool::Pool;
+use colibri_uring::runtime::plan::{self, Ask, Plan, Roots, Wish};
 use colibri_uring::shards::Shards;
-use colibri_uring::simulate::{Compute, Habits, Replay, Replayed, kernel_rate, made_up, passes};
 use colibri_uring::stream::routing::{self, Event};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
+use colibri_uring::tools::simulate::{
+    Compute, Habits, Replay, Replayed, kernel_rate, made_up, passes,
+};
 use serde::Serialize;
 
 use super::args::LookaheadArg;

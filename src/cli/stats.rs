@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use colibri_uring::draft;
 use colibri_uring::quant::Activations;
+use colibri_uring::runtime::draft;
 use colibri_uring::stream::LayerStats;
 use serde::Serialize;
 

@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_uring::pool::Pool;
-use colibri_uring::synth::{Coding, Preset, Shape, Spec, Synth, SynthError};
+use colibri_uring::tools::synth::{Coding, Preset, Shape, Spec, Synth, SynthError};
 use serde::Serialize;
 
 use super::count::count;

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::str::FromStr;
 
 use clap::Args;
-use colibri_uring::chat::Format;
-use colibri_uring::template::ChatTemplate;
-use colibri_uring::tokenizer::{Settings, Tokenizer};
+use colibri_uring::runtime::chat::Format;
+use colibri_uring::runtime::template::ChatTemplate;
+use colibri_uring::runtime::tokenizer::{Settings, Tokenizer};
 
 /// What a chat template is given besides the messages.
 #[derive(Debug, Args)]

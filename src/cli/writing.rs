@@ -3,9 +3,9 @@
 use std::io::Write;
 use std::time::Duration;
 
-use colibri_uring::draft::{self, Drafter, Mode};
-use colibri_uring::generate::{Generated, Source, generate};
 use colibri_uring::model::{ModelError, Phase, Session};
+use colibri_uring::runtime::draft::{self, Drafter, Mode};
+use colibri_uring::runtime::generate::{Generated, Source, generate};
 
 use super::printer::Printer;
 use super::progress;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::ConfigError;
 use super::keys::{Keys, read_object};
-use crate::sample::Sampling;
+use crate::runtime::sample::Sampling;
 
 /// The keys about sampling; `None` where a key is absent or null.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -18,7 +18,7 @@ use crate::model::kv::LayerCache;
 use crate::model::mtp::{MAX_UNSEEN, Mtp};
 use crate::model::ops;
 use crate::model::scratch::sized;
-use crate::sample::argmax;
+use crate::runtime::sample::argmax;
 
 /// What a session needs to draft.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::error::Shown;
 use super::part::open_part;
 use super::{Dtype, MAX_HEADER, Metadata};
-use crate::temporary::directory;
+use crate::atomic_file::directory;
 
 /// The data section starts at a multiple of this, so that direct reads of the first tensor need no wider range.
 const DATA_ALIGN: u64 = 4096;

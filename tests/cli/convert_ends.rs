@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::broken::Broken;
 use crate::child::{error_of, finish, json_of, stderr};
 use crate::common::Saved;
-use crate::convert::{convert, shards};
+use crate::tools::convert::{convert, shards};
 
 /// Many shards: many moments to be killed at.
 const SMALL: [&str; 2] = ["--shard-size", "6KiB"];

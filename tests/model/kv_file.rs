@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use colibri_uring::kv_file::{Fingerprint, KvFile};
 use colibri_uring::model::{LoadOptions, Model, ModelError, Session, SessionOptions, reusable};
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::Activations;
 use colibri_uring::quant::encode::Packing;
+use colibri_uring::runtime::kv_file::{Fingerprint, KvFile};
 
 use crate::fixture::{Fixture, bits, fixture};
 

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use colibri_uring::draft::{Drafter, Mode};
-use colibri_uring::generate::{Finish, Source, generate};
 use colibri_uring::model::{
     LoadOptions, Model, ModelError, Session, SessionOptions, Sparsity, kv_bytes, prediction,
     resident_bytes,
 };
 use colibri_uring::pool::Pool;
-use colibri_uring::sample::{SampleError, Sampler, Sampling, argmax};
+use colibri_uring::runtime::draft::{Drafter, Mode};
+use colibri_uring::runtime::generate::{Finish, Source, generate};
+use colibri_uring::runtime::sample::{SampleError, Sampler, Sampling, argmax};
 use colibri_uring::stream::Lookahead;
 
 use crate::common::Saved;

@@ -19,7 +19,7 @@ use clap::Parser;
 use colibri_bench::fio::{self, HugePages};
 use colibri_bench::median;
 use colibri_ring::file::File;
-use colibri_uring::profile::{Blocks, Reader, Run, Target};
+use colibri_uring::tools::profile::{Blocks, Reader, Run, Target};
 
 /// Random reads by the ring and by fio in turn: bandwidth and processor time
 #[derive(Debug, Parser)]

@@ -17,7 +17,7 @@ use colibri_ring::extent::{Layout, Range};
 use colibri_ring::file::{Advice, File};
 use colibri_ring::replica::{DirectMode, Files, Replica};
 use colibri_ring::schedule::{Event, Priority};
-use colibri_uring::measure::{self, Dice, Load, Measured};
+use colibri_uring::tools::measure::{self, Dice, Load, Measured};
 
 const MIB: u64 = 1 << 20;
 

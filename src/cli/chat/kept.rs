@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use anyhow::ensure;
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use colibri_uring::chat::Conversation;
-use colibri_uring::kv_file::{Fingerprint, KvFileError, default_path};
 use colibri_uring::model::Session;
+use colibri_uring::runtime::chat::Conversation;
+use colibri_uring::runtime::kv_file::{Fingerprint, KvFileError, default_path};
 
 use super::status::say;
 use crate::cli::count::count;

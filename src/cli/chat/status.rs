@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use colibri_uring::generate::Generated;
+use colibri_uring::runtime::generate::Generated;
 
 use crate::cli::count::count;
 use crate::cli::size::human;

@@ -1,10 +1,10 @@
 //! What `decode` is to continue, and how far.
 
 use anyhow::{Context, bail, ensure};
-use colibri_uring::chat::Conversation;
 use colibri_uring::config::Config;
-use colibri_uring::demo;
-use colibri_uring::tokenizer::Tokenizer;
+use colibri_uring::runtime::chat::Conversation;
+use colibri_uring::runtime::demo;
+use colibri_uring::runtime::tokenizer::Tokenizer;
 
 use super::DecodeArgs;
 use crate::cli::WrongUsage;

@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-use colibri_uring::generate::Generated;
 use colibri_uring::quant::Activations;
+use colibri_uring::runtime::generate::Generated;
 
 use crate::cli::count::count;
 use crate::cli::size::human;

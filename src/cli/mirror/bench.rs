@@ -11,12 +11,12 @@ use colibri_ring::engine::Options;
 use colibri_ring::extent::Layout;
 use colibri_ring::replica::{Files, Replicas};
 use colibri_uring::config::Config;
-use colibri_uring::measure::{self, Dice, Load, Measured};
-use colibri_uring::plan;
-use colibri_uring::report::hlog::Interval;
-use colibri_uring::report::mirrors::Mirrors;
-use colibri_uring::report::{Page, machine};
+use colibri_uring::runtime::plan;
 use colibri_uring::stream::{Catalog, ExpertFiles};
+use colibri_uring::tools::measure::{self, Dice, Load, Measured};
+use colibri_uring::tools::report::hlog::Interval;
+use colibri_uring::tools::report::mirrors::Mirrors;
+use colibri_uring::tools::report::{Page, machine};
 use serde::Serialize;
 
 use super::super::args::{Weights, seconds, weights};

@@ -10,9 +10,9 @@ use anyhow::{Context, bail};
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_ring::engine::Options;
-use colibri_uring::measure::mib_per_s;
 use colibri_uring::shards::Shards;
-use colibri_uring::stage::{Copying, Ended, Shard, State, Work, copy_shard, copy_small};
+use colibri_uring::tools::measure::mib_per_s;
+use colibri_uring::tools::stage::{Copying, Ended, Shard, State, Work, copy_shard, copy_small};
 use serde::Serialize;
 
 use super::super::args::{DirectArg, EngineArg, check_model};

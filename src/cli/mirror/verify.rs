@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use clap::Args;
 use colibri_ring::engine::Options;
-use colibri_uring::measure::mib_per_s;
 use colibri_uring::shards::{Fault, Refusal, Shards, Unserved};
-use colibri_uring::verify::{Verdict, bytes_to_compare, path_in_mirror, verify};
+use colibri_uring::tools::measure::mib_per_s;
+use colibri_uring::tools::verify::{Verdict, bytes_to_compare, path_in_mirror, verify};
 use serde::Serialize;
 
 use super::super::count::count;

@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-use colibri_uring::profile::{Demand, Measurement, Reader};
-use colibri_uring::report::Table;
+use colibri_uring::tools::profile::{Demand, Measurement, Reader};
+use colibri_uring::tools::report::Table;
 use serde::Serialize;
 
 use super::super::size::human;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tempfile::Builder;
 
 use super::{Identity, Usage};
-use crate::temporary;
+use crate::atomic_file;
 
 /// Name of the file, in the model's first directory.
 pub const FILE_NAME: &str = ".coli_usage";
@@ -219,7 +219,7 @@ fn bytes(usage: &Usage, model: &Identity) -> Vec<u8> {
 pub(super) fn write(path: &Path, usage: &Usage, model: &Identity) -> io::Result<()> {
     // A name of its own, so that nobody else writes into it; as readable as any other file that is made.
     let mode = fs::Permissions::from_mode(0o666);
-    let temp = temporary::beside(path, Builder::new().prefix(FILE_NAME).permissions(mode))?;
+    let temp = atomic_file::beside(path, Builder::new().prefix(FILE_NAME).permissions(mode))?;
     temp.as_file().write_all(&bytes(usage, model))?;
     temp.as_file().sync_all()?;
     temp.persist(path)?;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use watch::{Limits, NoResult};
 
 use crate::config::ConfigError;
-use crate::tokenizer::{Settings, TemplateSource};
+use crate::runtime::tokenizer::{Settings, TemplateSource};
 
 mod json;
 mod print;

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use super::escape;
 use crate::model::Phase;
-use crate::trace::{Chunk, Slice, Trace, phase_name, priority_name};
+use crate::tools::trace::{Chunk, Slice, Trace, phase_name, priority_name};
 
 use colibri_ring::schedule::Priority;
 

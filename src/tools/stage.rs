@@ -18,9 +18,9 @@ use colibri_ring::engine::EngineError;
 use colibri_ring::file::{File, FileError};
 use colibri_ring::replica::DirectRefused;
 
-use crate::plan::PlanError;
+use crate::runtime::plan::PlanError;
 use crate::shards::{ShardError, Shards, data_sample, is_copy};
-use crate::verify::VerifyError;
+use crate::tools::verify::VerifyError;
 
 mod copy;
 mod hotness;

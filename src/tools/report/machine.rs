@@ -80,7 +80,7 @@ fn processor() -> String {
 }
 
 fn memory() -> String {
-    match crate::plan::available(&crate::plan::Roots::default()) {
+    match crate::runtime::plan::available(&crate::runtime::plan::Roots::default()) {
         Ok(memory) => format!(
             "{} of {} available",
             human(memory.mem_available),

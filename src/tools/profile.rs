@@ -11,8 +11,8 @@ use colibri_ring::engine::EngineError;
 use colibri_ring::replica::DirectRefused;
 use hdrhistogram::Histogram;
 
-use crate::measure;
-use crate::plan::PlanError;
+use crate::runtime::plan::PlanError;
+use crate::tools::measure;
 
 mod draw;
 mod rates;

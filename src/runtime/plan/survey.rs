@@ -11,7 +11,7 @@ use crate::quant::encode::Packing;
 use crate::shards::Shards;
 use crate::stream::ExpertFiles;
 use crate::stream::slots::Footprint;
-use crate::trace;
+use crate::tools::trace;
 
 /// The program itself, its stacks, the queues of the ring.
 const PROGRAM: u64 = 24 << 20;

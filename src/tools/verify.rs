@@ -13,7 +13,7 @@ use colibri_ring::file::File;
 use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica};
 use colibri_ring::schedule::{Event, Priority, ReadError};
 
-use crate::plan::{self, PlanError};
+use crate::runtime::plan::{self, PlanError};
 use crate::shards::{MirrorFile, Shards};
 
 /// Bytes that are compared at a time.

@@ -3,7 +3,7 @@
 use bytesize::ByteSize;
 
 use super::{Axis, Chart, Page, Scale, Series, Table};
-use crate::profile::Measurement;
+use crate::tools::profile::Measurement;
 
 /// What is said about the measurements.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@
 
 use std::collections::HashSet;
 
-use crate::template::{Message, Role};
-use crate::tokenizer::Tokenizer;
+use crate::runtime::template::{Message, Role};
+use crate::runtime::tokenizer::Tokenizer;
 
 /// Characters that mean nothing to anybody: a plane for private use.
 const BREAKS: std::ops::RangeInclusive<char> = '\u{f0000}'..='\u{ffffd}';

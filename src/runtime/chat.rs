@@ -6,8 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::template::{ChatTemplate, Message, Role, TemplateError};
-use crate::tokenizer::{Tokenizer, TokenizerError};
+use crate::runtime::template::{ChatTemplate, Message, Role, TemplateError};
+use crate::runtime::tokenizer::{Tokenizer, TokenizerError};
 
 mod guard;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use colibri_ring::file::File;
 
 use super::{Blocks, ProfileError};
-use crate::measure::Dice;
+use crate::tools::measure::Dice;
 
 /// Blocks begin at multiples of this.
 pub(super) const GRID: u64 = 4096;

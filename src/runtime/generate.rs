@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sample::{SampleError, Sampler};
+use crate::runtime::sample::{SampleError, Sampler};
 
 /// Why no more tokens follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +128,7 @@ fn fill<E: From<SampleError>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::Sampling;
+    use crate::runtime::sample::Sampling;
 
     /// A model that counts: after id i comes i + 1. Remembers what it was fed and is interrupted at a given call.
     fn run(source: Source, interrupted_at: usize) -> (Generated, Vec<Vec<u32>>, Vec<u32>) {

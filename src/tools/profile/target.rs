@@ -12,8 +12,8 @@ use colibri_ring::tokio_read;
 
 use super::draw::{Draw, GRID};
 use super::{Blocks, Outcome, ProfileError, Reader, Run};
-use crate::measure::{self, Dice, Load, cpu_time};
-use crate::plan;
+use crate::runtime::plan;
+use crate::tools::measure::{self, Dice, Load, cpu_time};
 
 /// The files of a drive that is measured.
 #[derive(Clone, Debug)]

@@ -1,9 +1,9 @@
 //! The report of `mirror bench`.
 
 use super::{Bar, Bars, Page, Table};
-use crate::measure::Measured;
-use crate::report::Series;
-use crate::report::profile::{percentile_chart, percentiles};
+use crate::tools::measure::Measured;
+use crate::tools::report::Series;
+use crate::tools::report::profile::{percentile_chart, percentiles};
 
 /// What was measured.
 #[derive(Clone, Debug)]

@@ -23,7 +23,7 @@ struct File {
 
 macro_rules! files {
     ($($name:literal),*) => {
-        &[$(File { name: $name, bytes: include_bytes!(concat!("../demo/model/", $name)) }),*]
+        &[$(File { name: $name, bytes: include_bytes!(concat!("../../demo/model/", $name)) }),*]
     };
 }
 
@@ -37,7 +37,7 @@ const FILES: &[File] = files!(
 );
 
 /// SHA-256 digests, as `sha256sum` writes them.
-const SUMS: &str = include_str!("../demo/model/SHA256SUMS");
+const SUMS: &str = include_str!("../../demo/model/SHA256SUMS");
 
 /// The digest of a file in hexadecimal digits.
 fn sum_of(name: &str) -> Option<&'static str> {

@@ -2,7 +2,7 @@
 
 use super::{Axis, Chart, Grid, Page, Scale, Series, Stack, pipeline};
 use crate::model::Phase;
-use crate::trace::Trace;
+use crate::tools::trace::Trace;
 
 /// What is said about a run beside its record.
 #[derive(Clone, Debug)]

@@ -18,9 +18,9 @@ use colibri_ring::schedule::{Event, Priority};
 use rustix::fs::{Advice, FlockOperation, RenameFlags};
 
 use super::{Shard, StageError, failed, unfinished};
-use crate::plan;
+use crate::runtime::plan;
 use crate::shards::{self, MirrorFile};
-use crate::verify::{Copies, compare};
+use crate::tools::verify::{Copies, compare};
 
 /// Bytes of one read and one write.
 const BLOCK: u64 = 4 << 20;

@@ -10,7 +10,7 @@ use tempfile::{Builder, TempPath};
 use super::error::KvFileError;
 use super::fingerprint::Fingerprint;
 use super::head::{self, Mark, SECTOR};
-use crate::temporary;
+use crate::atomic_file;
 
 /// Opens the file and locks it against every other process; `None` if there is none.
 pub fn open_locked(path: &Path) -> Result<Option<File>, KvFileError> {
@@ -79,7 +79,7 @@ impl Blank {
     /// Makes one, to be put at `path`. Only its owner may read it.
     pub fn new(path: &Path, fingerprint: &Fingerprint) -> io::Result<Blank> {
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        let named = temporary::beside(&path, Builder::new().prefix(".kv-"))?;
+        let named = atomic_file::beside(&path, Builder::new().prefix(".kv-"))?;
         let (file, temp) = named.into_parts();
         file.lock()?;
         let head = [head::head(fingerprint), Mark::EMPTY.to_bytes(), [0; SECTOR]].concat();
@@ -106,5 +106,5 @@ impl Blank {
 
 /// A name is on the disk when its directory is.
 fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(temporary::directory(path))?.sync_all()
+    File::open(atomic_file::directory(path))?.sync_all()
 }

@@ -6,7 +6,7 @@
 //! damaged, of another model, of other settings or of another kind is refused and not touched. docs/formats.md has the layout.
 //!
 //! ```no_run
-//! # use colibri_uring::kv_file::{Fingerprint, KvFile};
+//! # use colibri_uring::runtime::kv_file::{Fingerprint, KvFile};
 //! # use colibri_uring::model::{Session, reusable};
 //! # fn turn(session: &mut Session, print: Fingerprint, prompt: &[u32]) -> Result<(), Box<dyn std::error::Error>> {
 //! let mut file = KvFile::open("talk.kv".as_ref(), print)?;
