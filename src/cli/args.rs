@@ -19,15 +19,15 @@ use colibri_uring::shards::MAX_MIRRORS;
 use colibri_uring::stream::Lookahead;
 
 use super::WrongUsage;
-use super::count::count;
-use super::given::Given;
+use super::explicit_flags::ExplicitFlags;
+use super::pluralize::pluralize;
 use super::size::Size;
 
 /// Which model, and how it is run. But for `--dsa`, `--dense-bits`, `--expert-bits` and `--activations`, none of it changes a number that the model computes.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     #[command(flatten)]
-    pub given: Given,
+    pub given: ExplicitFlags,
     /// Directory with config.json and *.safetensors; give it several times for a model split over drives [default: the demo
     /// model that ships with the program]
     #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
@@ -166,7 +166,7 @@ pub fn check_mirrors(mirrors: &[PathBuf]) -> Result<(), WrongUsage> {
 /// The weights of `--mirror-weights`. Fails when there is not one for the model and for each mirror; those of the variable are left out
 /// then, as it may be meant for others.
 pub fn weights<'a>(
-    given: &Given,
+    given: &ExplicitFlags,
     weights: Option<&'a Weights>,
     mirrors: &[PathBuf],
 ) -> Result<Option<&'a [u32]>, WrongUsage> {
@@ -181,8 +181,8 @@ pub fn weights<'a>(
         false => Ok(None),
         true => Err(WrongUsage(format!(
             "--mirror-weights has {}, and there are {}: the model's and {} of mirrors",
-            count(weights.len(), "weight"),
-            count(drives, "drive"),
+            pluralize(weights.len(), "weight"),
+            pluralize(drives, "drive"),
             mirrors.len()
         ))),
     }

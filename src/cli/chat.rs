@@ -17,24 +17,24 @@ use colibri_uring::runtime::template::TemplateError;
 use colibri_uring::runtime::tokenizer::{Tokenizer, check_ids};
 
 use super::args::{DraftArgs, ModelArgs};
-use super::count::count;
 use super::interrupt::{self, Interrupts};
-use super::kv::Kept;
-use super::open::{self, Indexed, Opened, Tokens};
+use super::kv::KvStore;
+use super::open::{self, LoadedModel, ModelIndex, Tokens};
+use super::pluralize::pluralize;
 use super::printer::Printer;
 use super::sampling::SamplingArgs;
 use super::template::{self, TemplateArgs};
-use super::writing::{Writing, Written};
+use super::writing::{GenerationOutcome, GenerationRun};
 
 mod command;
 mod input;
-mod kept;
+mod kv_store;
 mod status;
 
 use command::Line;
 use input::{Input, Lines};
-use kept::ChatKvArgs;
-use status::{Counters, Room, say};
+use kv_store::ChatKvArgs;
+use status::{ContextUsage, Counters, say};
 
 /// Talk with a model: each line is a message, and the model remembers the conversation
 #[derive(Debug, Args)]
@@ -96,7 +96,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
             })?,
     };
     let sampling = args.sampling.over(Generation::load(dir)?.sampling());
-    let indexed = Indexed::open(&args.model)?.drafting(args.draft.mtp.0)?;
+    let indexed = ModelIndex::open(&args.model)?.drafting(args.draft.mtp.0)?;
     let max = indexed.config().max_position_embeddings;
     let mut kept = args.kv.open(|| indexed.fingerprint(&args.model))?;
     let before = kept.as_ref().map_or(0, |kept| kept.file().ids().len());
@@ -105,7 +105,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
         Some(n) if before > 0 && n <= before => bail!(
             "--context {n} is too little for the conversation that is kept, which has {}: give more, another --kv, --no-kv, or \
              --kv-reset",
-            count(before, "token")
+            pluralize(before, "token")
         ),
         Some(n) if (2..=max).contains(&n) => n,
         Some(n) => bail!(
@@ -127,7 +127,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let mut session = opened.session(store);
     let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
     if let Some(kept) = &mut kept {
-        kept::resume(kept, &mut session, &mut conversation)?;
+        kv_store::resume(kept, &mut session, &mut conversation)?;
     }
     let mut chat = Chat {
         conversation,
@@ -159,9 +159,9 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
 struct Chat<'a> {
     conversation: Conversation<'a>,
     /// Where it is kept.
-    kept: Option<Kept>,
+    kept: Option<KvStore>,
     tokenizer: &'a Tokenizer,
-    opened: &'a Opened,
+    opened: &'a LoadedModel,
     session: Session<'a>,
     sampling: Sampling,
     drafts: Mode,
@@ -183,7 +183,7 @@ impl Chat<'_> {
         if interactive {
             say(&format!(
                 "context of {}; /help says what else can be typed, Ctrl-C stops an answer, Ctrl-D leaves",
-                count(self.context, "token")
+                pluralize(self.context, "token")
             ));
         }
         let (mut code, mut leaving) = (ExitCode::SUCCESS, false);
@@ -218,7 +218,7 @@ impl Chat<'_> {
                 Line::Stats => self.stats(),
                 Line::Reset => {
                     self.conversation.reset();
-                    kept::forget(&mut self.kept);
+                    kv_store::forget(&mut self.kept);
                     say("a new conversation");
                 }
                 Line::Unknown(word) => say(&format!(
@@ -239,8 +239,8 @@ impl Chat<'_> {
         }
     }
 
-    fn room(&self) -> Room {
-        Room {
+    fn room(&self) -> ContextUsage {
+        ContextUsage {
             used: self.session.len(),
             of: self.context,
         }
@@ -266,7 +266,7 @@ impl Chat<'_> {
         check_ids(&turn.ids, self.vocab)?;
         self.interrupts.asked.store(false, Ordering::SeqCst);
         let before = Counters::from(&open::engine_stats(&mut self.session, self.opened));
-        let Written {
+        let GenerationOutcome {
             generated, failed, ..
         } = self.generate(&turn);
         let after = Counters::from(&open::engine_stats(&mut self.session, self.opened));
@@ -294,7 +294,7 @@ impl Chat<'_> {
             }
             Finish::Length if !self.longest_given => say(&format!(
                 "cut after {}, as it might never end; -n allows more",
-                count(self.longest, "token")
+                pluralize(self.longest, "token")
             )),
             _ => {}
         }
@@ -305,7 +305,7 @@ impl Chat<'_> {
     }
 
     /// Feeds what is new of the conversation, and prints what comes. An error ends the answer where it is.
-    fn generate(&mut self, turn: &Turn) -> Written {
+    fn generate(&mut self, turn: &Turn) -> GenerationOutcome {
         let mut sampler = Sampler::new(Sampling {
             // Each answer draws from a stream of its own, so that it depends on the conversation and not on how it came about.
             seed: (self.sampling.seed).wrapping_add(turn.ids.len() as u64),
@@ -321,7 +321,7 @@ impl Chat<'_> {
         let printer =
             Printer::new(stdout.lock(), Some(self.tokenizer)).on_terminal(stdout.is_terminal());
         self.session.truncate(turn.reused);
-        let written = Writing {
+        let written = GenerationRun {
             prompt: turn.rest(),
             source,
             drafts: self.drafts,
@@ -346,7 +346,7 @@ impl Chat<'_> {
             true => self.conversation.withdraw(turn, self.session.len()),
             false => {
                 self.conversation.answer(turn, said, self.session.len())?;
-                kept::keep(&mut self.kept, &mut self.session, &self.conversation);
+                kv_store::keep(&mut self.kept, &mut self.session, &self.conversation);
             }
         }
         Ok(())

@@ -14,7 +14,7 @@ use colibri_uring::quant::encode::Packing;
 use colibri_uring::tools::convert::{Conversion, ConvertError, Options, Recipe, Summary};
 use serde::Serialize;
 
-use super::count::count;
+use super::pluralize::pluralize;
 use super::printer::to_stdout;
 use super::size::{Size, human};
 use super::{inspect, interrupt, progress};
@@ -136,7 +136,7 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     if planned.requantised > 0 {
         tracing::warn!(
             "quantised already and rounded a second time: {} (keep leaves it as it is)",
-            count(planned.requantised, "tensor")
+            pluralize(planned.requantised, "tensor")
         );
     }
     conversion.check_space()?;
@@ -175,7 +175,7 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
                 out,
                 "{} in {} at {}, in {seconds:.1} s",
                 human(summary.bytes_out),
-                count(summary.shards, "shard"),
+                pluralize(summary.shards, "shard"),
                 args.out.display()
             )
         })?;
@@ -189,7 +189,7 @@ fn describe(summary: &Summary, args: &ConvertArgs) -> String {
         "{} of tensors become {} in {}; {} are free at {}\n",
         human(summary.bytes_in),
         human(summary.bytes_out),
-        count(summary.shards, "shard"),
+        pluralize(summary.shards, "shard"),
         human(summary.space_free),
         args.out.display()
     );
@@ -197,14 +197,14 @@ fn describe(summary: &Summary, args: &ConvertArgs) -> String {
     if summary.unknown > 0 {
         text += &format!(
             "copied, as no part of this architecture: {}\n",
-            count(summary.unknown, "tensor")
+            pluralize(summary.unknown, "tensor")
         );
     }
     if summary.finished_before > 0 {
         text += &format!(
             "finished already: {} of {}\n",
             summary.finished_before,
-            count(summary.shards, "shard")
+            pluralize(summary.shards, "shard")
         );
     }
     text

@@ -17,14 +17,14 @@ use serde::Serialize;
 use super::WrongUsage;
 use super::args::{DraftArgs, Ids, ModelArgs};
 use super::kv::{KvArgs, Turn};
-use super::open::{self, Indexed, Tokens};
-use super::pictures::PictureArgs;
+use super::open::{self, ModelIndex, Tokens};
 use super::printer::{Printer, nowhere};
 use super::prompt::PromptArgs;
 use super::sampling::SamplingArgs;
 use super::stats::{Mtp, Stats, peak_rss_bytes};
 use super::template::{self, TemplateArgs};
-use super::writing::{Writing, Written};
+use super::trace_outputs::TraceArgs;
+use super::writing::{GenerationOutcome, GenerationRun};
 
 mod input;
 mod recording;
@@ -76,7 +76,7 @@ pub struct DecodeArgs {
     #[arg(long, value_name = "FILE", env = "COLIBRI_SAVE_ROUTING")]
     save_routing: Option<PathBuf>,
     #[command(flatten)]
-    pictures: PictureArgs,
+    traces: TraceArgs,
     /// Print one JSON object, when all is done
     #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
@@ -133,11 +133,11 @@ impl DecodeArgs {
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     args.check_chat()?;
     let drafts = args.drafts();
-    let indexed = Indexed::open(&args.model)?
+    let indexed = ModelIndex::open(&args.model)?
         .drafting(drafts)?
-        .recording(args.pictures.wanted());
+        .recording(args.traces.wanted());
     // Before the file of --kv, which stays as it is where one of these cannot be.
-    let (pictures, routing) = (args.pictures).create(args.save_routing(), args.kv.kv.as_deref())?;
+    let (traces, routing) = (args.traces).create(args.save_routing(), args.kv.kv.as_deref())?;
     let mut turn = Turn::open(&args.kv, || indexed.fingerprint(&args.model))?;
     let mut input = Input::read(args, turn.as_ref().is_some_and(Turn::goes_on))?;
     if let Some(turn) = &turn {
@@ -198,12 +198,12 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     };
     let printer = Printer::new(out, input.tokenizer.as_ref())
         .on_terminal(!args.json && io::stdout().is_terminal());
-    let Written {
+    let GenerationOutcome {
         generated,
         drafted,
         prompt_phases,
         failed,
-    } = Writing {
+    } = GenerationRun {
         prompt: &input.prompt[reused..],
         source,
         drafts,
@@ -234,7 +234,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         _ => Ok(()),
     };
     // Before the statistics, which then count nothing that it lacks.
-    let recorded = pictures.take(&mut session, &opened);
+    let recorded = traces.take(&mut session, &opened);
     let stats = Stats {
         load_seconds: opened.load_seconds(),
         prefill_seconds: generated.prefill.as_secs_f64(),
@@ -247,7 +247,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         mtp: Mtp::new(drafts, session.can_draft(), &drafted),
         engine: open::engine_stats(&mut session, &opened),
     };
-    let pictured = pictures.write(recorded, &opened, &stats);
+    let pictured = traces.write(recorded, &opened, &stats);
     let told = if args.json {
         let text = input.tokenizer.as_ref().map(|t| t.decode(&generated.ids));
         super::print_json(&Report {

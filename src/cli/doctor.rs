@@ -9,15 +9,15 @@ use clap::builder::FalseyValueParser;
 use colibri_ring::probe::{self, direct, huge, limit};
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
-use colibri_uring::runtime::plan::{self, Ask};
+use colibri_uring::runtime::plan::{self, PlanRequest};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::check_model;
-use super::count::count;
 use super::plan::Report;
+use super::pluralize::pluralize;
 use super::printer::to_stdout;
 use super::size::human;
 
@@ -119,7 +119,7 @@ fn model_memory(dirs: &[PathBuf]) -> anyhow::Result<Check> {
     let shards = Shards::open(dirs)?;
     let catalog = Catalog::new(&shards, &config)?;
     let files = ExpertFiles::new(&shards, catalog, DirectMode::Auto)?;
-    let ask = Ask::usual(CONTEXT);
+    let ask = PlanRequest::usual(CONTEXT);
     let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());
     let plan = survey.plan();
     let report = Report::new(&survey, plan.as_ref().ok(), false, config.n_routed_experts);
@@ -219,7 +219,7 @@ fn huge_pages() -> Check {
 fn descriptors() -> Check {
     let limit = limit::descriptors();
     let found = match limit.hard {
-        Some(hard) => format!("{} may be open", count(hard, "file")),
+        Some(hard) => format!("{} may be open", pluralize(hard, "file")),
         None => "any number of files may be open".to_owned(),
     };
     // Two for each of some 156 shards and its four mirrors, and a few more.
@@ -317,7 +317,7 @@ fn cpu() -> Check {
         .collect();
     Check::new(
         "cpu",
-        format!("{}; {}", count(threads, "thread"), names.join(", ")),
+        format!("{}; {}", pluralize(threads, "thread"), names.join(", ")),
         json!({ "threads": threads, "features": details }),
     )
     .unless(

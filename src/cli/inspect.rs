@@ -17,7 +17,7 @@ use colibri_uring::stream::catalog::Projection;
 use colibri_uring::weight::Counts;
 use serde::Serialize;
 
-use super::count::count;
+use super::pluralize::pluralize;
 use super::printer::to_stdout;
 use super::size::human;
 
@@ -107,10 +107,10 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(
         out,
         "{} ({} of them scales), {}, in {} of {}",
-        count(report.tensors, "tensor"),
+        pluralize(report.tensors, "tensor"),
         report.scales,
         human(report.bytes),
-        count(report.shards, "file"),
+        pluralize(report.shards, "file"),
         human(report.file_bytes)
     )?;
     out.write_all(table(&report.formats).as_bytes())?;
@@ -118,7 +118,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         writeln!(
             out,
             "{} with a dense MLP, {} with experts, {} of multi-token prediction",
-            count(layers.dense, "layer"),
+            pluralize(layers.dense, "layer"),
             layers.sparse,
             layers.mtp
         )?;
@@ -133,7 +133,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
 pub fn table(formats: &Counts) -> String {
     let title = "by format, scales as a part of what they scale:\n".to_owned();
     let lines = formats.iter().map(|(format, found)| {
-        let (tensors, bytes) = (count(found.tensors, "tensor"), human(found.bytes));
+        let (tensors, bytes) = (pluralize(found.tensors, "tensor"), human(found.bytes));
         format!("  {format:<14} {tensors:>16}  {bytes}\n")
     });
     std::iter::once(title).chain(lines).collect()

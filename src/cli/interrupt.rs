@@ -107,7 +107,7 @@ fn tidy() {
     if let Some(mode) = lock(&MODE).take() {
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &mode);
     }
-    temporary::remove_all();
+    atomic_file::remove_all();
     for dir in lock(&TEMPORARY).drain(..) {
         // Again where somebody still puts files into it. It may be gone already, and there is nobody to tell.
         let mut tries = 0..100;

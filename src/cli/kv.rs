@@ -11,7 +11,7 @@ use colibri_uring::runtime::generate::Finish;
 use colibri_uring::runtime::kv_file::{Fingerprint, KvFile, KvFileError};
 use serde::Serialize;
 
-use super::count::count;
+use super::pluralize::pluralize;
 
 /// Where `decode` keeps what it has computed.
 #[derive(Debug, Args)]
@@ -45,26 +45,30 @@ pub struct KvStats {
     pub file_bytes: u64,
     /// Reading the file into memory.
     pub restore_seconds: f64,
-    /// Writing what is new, until it is on the disk.
+    /// GenerationRun what is new, until it is on the disk.
     pub save_seconds: f64,
 }
 
 /// A context that is kept in a file.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KvStore {
     file: KvFile,
     restoring: Duration,
     saving: Duration,
 }
 
-impl Kept {
+impl KvStore {
     /// Opens the file, or makes it; with `reset` one that is begun anew.
-    pub fn open(path: &Path, reset: bool, fingerprint: Fingerprint) -> Result<Kept, KvFileError> {
+    pub fn open(
+        path: &Path,
+        reset: bool,
+        fingerprint: Fingerprint,
+    ) -> Result<KvStore, KvFileError> {
         let file = match reset {
             true => KvFile::reset(path, fingerprint),
             false => KvFile::open(path, fingerprint),
         }?;
-        Ok(Kept {
+        Ok(KvStore {
             file,
             restoring: Duration::ZERO,
             saving: Duration::ZERO,
@@ -114,7 +118,7 @@ impl Kept {
 /// The file of one run of `decode`.
 #[derive(Debug)]
 pub struct Turn {
-    kept: Kept,
+    kept: KvStore,
     append: bool,
     /// Tokens of the file that the text no longer has.
     dropped: usize,
@@ -130,7 +134,7 @@ impl Turn {
         let Some(path) = &args.kv else {
             return Ok(None);
         };
-        let kept = Kept::open(path, args.kv_reset, fingerprint()?)?;
+        let kept = KvStore::open(path, args.kv_reset, fingerprint()?)?;
         ensure!(
             args.kv_reset || kept.file.note().is_empty(),
             "{} has a conversation of `chat`, whose messages `decode` would lose; it stays as it is: give another file to --kv, or \
@@ -176,7 +180,7 @@ impl Turn {
             tracing::warn!(
                 "the prompt has only {common} of the {} in {}: the others are dropped from it (--kv-append goes on \
                  with them instead)",
-                count(known.len(), "token"),
+                pluralize(known.len(), "token"),
                 file.path().display()
             );
         }

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use colibri_uring::shards::{Fault, Shards};
 
 use super::args::{DirectArg, EngineArg, check_mirrors, check_model};
-use super::given::Given;
+use super::explicit_flags::ExplicitFlags;
 
 mod bench;
 mod stage;
@@ -33,7 +33,7 @@ enum MirrorCommand {
 #[derive(Debug, Args)]
 struct CopiesArgs {
     #[command(flatten)]
-    given: Given,
+    given: ExplicitFlags,
     /// Directory with config.json and *.safetensors; give it several times for a model split over drives
     #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
     model: Vec<PathBuf>,

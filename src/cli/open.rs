@@ -15,7 +15,9 @@ use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
 use colibri_uring::runtime::draft::Mode;
 use colibri_uring::runtime::kv_file::Fingerprint;
-use colibri_uring::runtime::plan::{self, Ask, Plan, PlanError, Roots, Survey, Wish};
+use colibri_uring::runtime::plan::{
+    self, MemoryInputs, MemoryOverrides, Plan, PlanError, PlanRequest, Roots,
+};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::usage::{History, Identity, Usage};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
@@ -27,7 +29,7 @@ use super::args::{DsaArg, ModelArgs, check_mirrors, weights};
 use super::interrupt::{self, Loading};
 use super::progress;
 use super::size::human;
-use super::stats::{EngineStats, Foreseen, Latency, Replica};
+use super::stats::{EngineStats, Latency, PrefetchStats, Replica};
 
 /// What has failed when signals cannot be handled.
 const HANDLE: &str = "cannot handle Ctrl-C";
@@ -53,7 +55,7 @@ impl Tokens {
 
 /// A model of which the config and the index are known, and nothing is loaded.
 #[derive(Debug)]
-pub struct Indexed {
+pub struct ModelIndex {
     start: Instant,
     config: Config,
     shards: Shards,
@@ -64,9 +66,9 @@ pub struct Indexed {
     loading: Loading,
 }
 
-impl Indexed {
+impl ModelIndex {
     /// Reads the config and the index.
-    pub fn open(args: &ModelArgs) -> anyhow::Result<Indexed> {
+    pub fn open(args: &ModelArgs) -> anyhow::Result<ModelIndex> {
         check_mirrors(&args.mirror)?;
         let weights = weights(&args.given, args.mirror_weights.as_ref(), &args.mirror)?;
         let start = Instant::now();
@@ -77,7 +79,7 @@ impl Indexed {
         for fault in shards.faults() {
             tracing::warn!("{fault}");
         }
-        Ok(Indexed {
+        Ok(ModelIndex {
             start,
             config,
             shards,
@@ -89,14 +91,14 @@ impl Indexed {
     }
 
     /// Whether to record what is read and computed when.
-    pub fn recording(mut self, wanted: bool) -> Indexed {
+    pub fn recording(mut self, wanted: bool) -> ModelIndex {
         self.recorded = wanted;
         self
     }
 
     /// Uses the model's layer for multi-token prediction, if there are going to be drafts: in mode auto only where it is complete, and
     /// as long as there is memory for it.
-    pub fn drafting(mut self, drafts: Mode) -> anyhow::Result<Indexed> {
+    pub fn drafting(mut self, drafts: Mode) -> anyhow::Result<ModelIndex> {
         self.drafts = drafts;
         if drafts == Mode::Off {
             return Ok(self);
@@ -127,7 +129,7 @@ impl Indexed {
     }
 
     /// What the model would need for a context. Nothing is loaded.
-    pub fn survey(mut self, args: &ModelArgs, tokens: Tokens) -> anyhow::Result<Survey> {
+    pub fn survey(mut self, args: &ModelArgs, tokens: Tokens) -> anyhow::Result<MemoryInputs> {
         Ok(self.measure(args, tokens)?.0)
     }
 
@@ -136,7 +138,7 @@ impl Indexed {
         &mut self,
         args: &ModelArgs,
         tokens: Tokens,
-    ) -> anyhow::Result<(Survey, ExpertFiles)> {
+    ) -> anyhow::Result<(MemoryInputs, ExpertFiles)> {
         check_context(&self.config, tokens.context)?;
         let catalog = Catalog::new(&self.shards, &self.config)?;
         let files = ExpertFiles::new(&self.shards, catalog, args.direct.into())?;
@@ -157,7 +159,7 @@ impl Indexed {
         mut self,
         args: &ModelArgs,
         tokens: Tokens,
-    ) -> anyhow::Result<(Opened, ExpertStore)> {
+    ) -> anyhow::Result<(LoadedModel, ExpertStore)> {
         ensure!(
             tokens.context > 0,
             "there is nothing to do: no token is given"
@@ -182,7 +184,7 @@ impl Indexed {
             }
             model => model?,
         };
-        let Indexed {
+        let ModelIndex {
             start,
             config,
             shards,
@@ -214,7 +216,7 @@ impl Indexed {
         let pool = Pool::new(args.threads());
         let load_seconds = start.elapsed().as_secs_f64();
         Ok((
-            Opened {
+            LoadedModel {
                 shards,
                 model,
                 pool,
@@ -242,8 +244,8 @@ impl Indexed {
 }
 
 /// What the model needs, and what there is for it.
-fn survey(args: &ModelArgs, tokens: Tokens, of: &Indexed, files: &ExpertFiles) -> Survey {
-    let ask = Ask {
+fn survey(args: &ModelArgs, tokens: Tokens, of: &ModelIndex, files: &ExpertFiles) -> MemoryInputs {
+    let ask = PlanRequest {
         context: tokens.context,
         prompt: tokens.prompt.min(args.slice()),
         threads: args.threads(),
@@ -252,7 +254,7 @@ fn survey(args: &ModelArgs, tokens: Tokens, of: &Indexed, files: &ExpertFiles) -
         dense: args.dense_bits.map(Packing::from),
         round_experts: args.expert_bits.map(Packing::from),
         record: of.recorded,
-        wish: Wish {
+        wish: MemoryOverrides {
             ram: args.ram.map(|size| size.0),
             cache_slots: args.cache_slots,
         },
@@ -261,7 +263,7 @@ fn survey(args: &ModelArgs, tokens: Tokens, of: &Indexed, files: &ExpertFiles) -
 }
 
 /// The slabs and the scratch that fit beside everything else.
-fn plan_memory(survey: &Survey) -> anyhow::Result<Plan> {
+fn plan_memory(survey: &MemoryInputs) -> anyhow::Result<Plan> {
     let plan = survey.plan()?;
     if let Ok(available) = &survey.available
         && plan.total > available.budget()
@@ -286,7 +288,7 @@ fn plan_memory(survey: &Survey) -> anyhow::Result<Plan> {
 
 /// A loaded model.
 #[derive(Debug)]
-pub struct Opened {
+pub struct LoadedModel {
     shards: Shards,
     model: Model,
     pool: Pool,
@@ -301,7 +303,7 @@ pub struct Opened {
     stop: Arc<AtomicBool>,
 }
 
-impl Opened {
+impl LoadedModel {
     /// Names of the directories that experts are read from, in the order of the statistics.
     pub fn sources(&self) -> Vec<String> {
         let dirs = self.shards.dirs().iter().chain(self.shards.mirrors());
@@ -347,7 +349,7 @@ impl Opened {
 }
 
 /// What reading and computing has cost so far.
-pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
+pub fn engine_stats(session: &mut Session, opened: &LoadedModel) -> EngineStats {
     let phases = session.stats().phases;
     let seconds = |waiting: bool| -> f64 {
         let of_kind = phases
@@ -368,7 +370,7 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
         usage_runs: (opened.history.as_ref())
             .and_then(History::usage)
             .map_or(0, Usage::runs),
-        lookahead: stream.lookahead.iter().map(Foreseen::from).collect(),
+        lookahead: stream.lookahead.iter().map(PrefetchStats::from).collect(),
         io_wait_seconds: seconds(true),
         compute_seconds: seconds(false),
         phase_seconds: phases
@@ -394,7 +396,7 @@ pub fn engine_stats(session: &mut Session, opened: &Opened) -> EngineStats {
     stats
 }
 
-impl Opened {
+impl LoadedModel {
     /// What was read from each directory of the model and from each mirror.
     fn replicas(&self, reads: &Stats) -> Vec<Replica> {
         let shards = &self.shards;

@@ -77,7 +77,7 @@ impl Output {
             // As readable as any other file that is made.
             let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
             interrupt::tidy_at_end()?;
-            temporary::beside(path, Builder::new().permissions(mode))
+            atomic_file::beside(path, Builder::new().permissions(mode))
         });
         Ok(Output {
             temp: temp.transpose().with_context(|| cannot_write(path))?,
@@ -119,7 +119,7 @@ impl Output {
 /// A path that is the same however the file is named, by links or through another directory.
 fn place(path: &Path) -> PathBuf {
     let path = &behind_links(path).unwrap_or_else(|_| path.to_owned());
-    let dir = fs::canonicalize(temporary::directory(path));
+    let dir = fs::canonicalize(atomic_file::directory(path));
     match (dir, path.file_name()) {
         (Ok(dir), Some(name)) => dir.join(name),
         _ => path.to_owned(),

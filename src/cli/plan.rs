@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use colibri_uring::runtime::plan::{Available, Plan, Survey};
+use colibri_uring::runtime::plan::{Available, MemoryInputs, Plan};
 use serde::Serialize;
 
 use super::args::{DraftArgs, ModelArgs};
-use super::count::count;
-use super::open::{Indexed, Tokens};
+use super::open::{ModelIndex, Tokens};
+use super::pluralize::pluralize;
 use super::printer::to_stdout;
 use super::size::human;
 
@@ -95,7 +95,7 @@ struct Slabs {
 
 impl Report {
     /// What a survey says of a model with so many routed experts in a layer, with its plan if there is one.
-    pub fn new(survey: &Survey, plan: Option<&Plan>, ram: bool, experts: usize) -> Report {
+    pub fn new(survey: &MemoryInputs, plan: Option<&Plan>, ram: bool, experts: usize) -> Report {
         let needs = plan.map_or(&survey.needs, |plan| &plan.needs);
         let slabs = plan.map_or(survey.working_bytes(), |plan| plan.slots.bytes());
         let working = survey.working_bytes().min(slabs);
@@ -144,7 +144,7 @@ const DEFAULT_CONTEXT: usize = 4096;
 
 /// Works the plan out and prints it.
 pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
-    let indexed = Indexed::open(&args.model)?
+    let indexed = ModelIndex::open(&args.model)?
         .drafting(args.draft.mtp.0)?
         .recording(args.record);
     let context = (args.context)
@@ -153,7 +153,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     ensure!(
         args.prompt_tokens <= context,
         "a prompt of {} does not fit into a context of {context}",
-        count(args.prompt_tokens, "token"),
+        pluralize(args.prompt_tokens, "token"),
     );
     let tokens = Tokens {
         context,
@@ -179,7 +179,7 @@ fn print(out: &mut dyn Write, report: &Report, context: usize) -> io::Result<()>
         let text = format!("{name:<28}{bytes:>12}  {note}");
         writeln!(out, "{}", text.trim_end())
     };
-    let context = format!("for {}", count(context, "token"));
+    let context = format!("for {}", pluralize(context, "token"));
     line("resident weights", Some(report.dense_bytes), "")?;
     line("KV cache", Some(report.kv_bytes), &context)?;
     line("scratch", Some(report.scratch_bytes), "")?;
@@ -203,7 +203,7 @@ fn print(out: &mut dyn Write, report: &Report, context: usize) -> io::Result<()>
     let slots = match report.cache_slots_per_layer {
         Some(slots) => format!(
             "{slots} of {} kept in each layer",
-            count(report.experts_per_layer, "expert")
+            pluralize(report.experts_per_layer, "expert")
         ),
         None => "nothing is left".to_owned(),
     };

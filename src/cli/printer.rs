@@ -81,7 +81,7 @@ pub fn shown(c: char) -> char {
     match c {
         c if harmless(c) => c,
         '\u{7f}' => '\u{2421}',
-        // U+2400 to U+241F are pictures of U+0000 to U+001F.
+        // U+2400 to U+241F are traces of U+0000 to U+001F.
         c => char::from_u32(0x2400 + u32::from(c))
             .filter(|_| c < ' ')
             .unwrap_or(char::REPLACEMENT_CHARACTER),

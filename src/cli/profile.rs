@@ -19,7 +19,7 @@ use colibri_ring::extent::Layout;
 use colibri_ring::file::File;
 use colibri_ring::replica::DirectMode;
 use colibri_uring::config::Config;
-use colibri_uring::runtime::plan::{self, Ask, PlanError, Roots};
+use colibri_uring::runtime::plan::{self, PlanError, PlanRequest, Roots};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use colibri_uring::tools::profile::{
@@ -30,7 +30,7 @@ use colibri_uring::tools::report::machine;
 use colibri_uring::tools::report::profile::{About, page};
 
 use super::args::{DirectArg, seconds};
-use super::count::count;
+use super::pluralize::pluralize;
 use super::printer::to_stdout;
 use super::report::ReportArgs;
 use super::size::{Size, human};
@@ -134,7 +134,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         verdict.push(format!(
             "Interrupted: {} of {} made.",
             runs.len(),
-            count(planned, "run")
+            pluralize(planned, "run")
         ));
     }
     let report = Report::new(&runs, &cache, demand, best, interrupted);
@@ -227,7 +227,7 @@ fn measure(
         let all = (run.time + run.warm_up()).as_secs_f64() * runs.len() as f64;
         let text = format!(
             "{} of {:.2} s, some {all:.0} s in all (--seconds for longer or shorter ones)",
-            count(runs.len(), "run"),
+            pluralize(runs.len(), "run"),
             run.time.as_secs_f64()
         );
         match bar.is_hidden() {
@@ -371,9 +371,9 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
 fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64, PlanError> {
     /// Tokens: a short conversation.
     const TOKENS: usize = 4096;
-    let ask = Ask {
+    let ask = PlanRequest {
         prompt: TOKENS,
-        ..Ask::usual(TOKENS)
+        ..PlanRequest::usual(TOKENS)
     };
     let plan = plan::survey(shards, config, experts, ask, &Roots::default()).plan()?;
     Ok(plan

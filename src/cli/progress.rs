@@ -7,7 +7,7 @@ use std::time::Duration;
 use colibri_uring::model::Session;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::count::count;
+use super::pluralize::pluralize;
 use super::terminal;
 
 /// A bar over a number of bytes.
@@ -37,7 +37,7 @@ pub fn reading(session: &mut Session, tokens: usize) -> ProgressBar {
     let bar = late(
         PARTS,
         "{bar:32} {percent_precise}% of {msg}, {eta} left",
-        count(tokens, "token"),
+        pluralize(tokens, "token"),
     );
     let observed = bar.clone();
     session.observe(move |progress| {
@@ -55,7 +55,7 @@ pub fn tokens(total: u64) -> ProgressBar {
     late(
         total,
         "{bar:32} {pos} of {msg}, {eta} left",
-        count(total, "token"),
+        pluralize(total, "token"),
     )
 }
 

@@ -12,7 +12,7 @@ use colibri_uring::runtime::tokenizer::check_ids;
 use serde::Serialize;
 
 use super::args::{Ids, ModelArgs};
-use super::open::{Indexed, Tokens};
+use super::open::{ModelIndex, Tokens};
 use super::printer::to_stdout;
 use super::progress;
 
@@ -48,7 +48,7 @@ struct Report {
 /// Loads the model, feeds all ids and prints the report.
 pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let ids = &args.ids.0;
-    let indexed = Indexed::open(&args.model)?;
+    let indexed = ModelIndex::open(&args.model)?;
     check_ids(ids, indexed.config().vocab_size)?;
     let (opened, store) = indexed.load(&args.model, Tokens::all_at_once(ids.len()))?;
     let mut session = opened.session(store);

@@ -14,17 +14,17 @@ use colibri_ring::engine::Options;
 use colibri_ring::sim::{Clock, SimDrive};
 use colibri_uring::config::Config;
 use colibri_uring::pool::Pool;
-use colibri_uring::runtime::plan::{self, Ask, Plan, Roots, Wish};
+use colibri_uring::runtime::plan::{self, MemoryOverrides, Plan, PlanRequest, Roots};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::routing::{self, Event};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 use colibri_uring::tools::simulate::{
-    Compute, Habits, Replay, Replayed, kernel_rate, made_up, passes,
+    Compute, Replay, Replayed, RoutingParams, kernel_rate, passes, synthetic_routing,
 };
 use serde::Serialize;
 
 use super::args::LookaheadArg;
-use super::count::count;
+use super::pluralize::pluralize;
 use super::printer::to_stdout;
 use super::progress;
 use super::size::{Size, human};
@@ -207,7 +207,12 @@ impl Scene {
         );
         let events = match &args.routing {
             Some(path) => recorded(path, &config)?,
-            None => made_up(&config, args.tokens as usize, Habits::default(), args.seed),
+            None => synthetic_routing(
+                &config,
+                args.tokens as usize,
+                RoutingParams::default(),
+                args.seed,
+            ),
         };
         let measured = events.iter().rev().find_map(|event| match event {
             Event::Measured { tokens, seconds } if *tokens > 0 => Some((*tokens, seconds)),
@@ -239,14 +244,14 @@ impl Scene {
             }
         );
         let files = ExpertFiles::on_drives(&shards, catalog, args.device.len())?;
-        let ask = Ask {
+        let ask = PlanRequest {
             threads: 1,
-            wish: Wish {
+            wish: MemoryOverrides {
                 // The machine that is asked about has room for the slots that are asked for.
                 ram: (args.ram.map(|size| size.0)).or(args.cache_slots.map(|_| u64::MAX)),
                 cache_slots: args.cache_slots,
             },
-            ..Ask::usual(args.context)
+            ..PlanRequest::usual(args.context)
         };
         let survey = plan::survey(&shards, &config, &files, ask, &Roots::default());
         let plan = survey.plan()?;
@@ -417,7 +422,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         out,
         "{:.2} tok/s over {} (routing {}, arithmetic {})",
         report.tokens_per_second,
-        count(report.tokens, "token"),
+        pluralize(report.tokens, "token"),
         report.routing,
         report.arithmetic()
     )?;
@@ -427,7 +432,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         "memory     {}: {} of {} kept in each layer, {:.0}% of those used are there in time, kept or guessed",
         human(report.memory_bytes),
         report.cache_slots_per_layer,
-        count(report.experts_per_layer, "expert"),
+        pluralize(report.experts_per_layer, "expert"),
         100.0 * report.expert_hits as f64 / demanded as f64
     )?;
     for (i, device) in report.devices.iter().enumerate() {

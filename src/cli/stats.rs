@@ -93,7 +93,7 @@ pub struct EngineStats {
     /// Runs in the history of the model.
     pub usage_runs: u64,
     /// The early looks at routers, by layer.
-    pub lookahead: Vec<Foreseen>,
+    pub lookahead: Vec<PrefetchStats>,
     pub ring_enters: u64,
     /// The window of each drive at the end: it is sought while the drive works.
     pub window_bytes: Vec<u64>,
@@ -103,7 +103,7 @@ pub struct EngineStats {
 
 /// How the early looks at a layer's router compare with its decisions. Prompts are not counted.
 #[derive(Clone, Debug, Serialize)]
-pub struct Foreseen {
+pub struct PrefetchStats {
     pub layer: usize,
     /// Experts guessed for a token, at the end.
     pub width: usize,
@@ -116,16 +116,16 @@ pub struct Foreseen {
     pub top_k_recall: f64,
 }
 
-impl From<&LayerStats> for Foreseen {
-    fn from(layer: &LayerStats) -> Foreseen {
+impl From<&LayerStats> for PrefetchStats {
+    fn from(layer: &LayerStats) -> PrefetchStats {
         let share = |of: u64, all: u64| of as f64 / all.max(1) as f64;
-        Foreseen {
+        PrefetchStats {
             layer: layer.layer,
             width: layer.width,
-            guessed: layer.guessed,
-            precision: (layer.guessed > 0).then(|| share(layer.right, layer.guessed)),
+            guessed: layer.prefetched,
+            precision: (layer.prefetched > 0).then(|| share(layer.right, layer.prefetched)),
             recall: share(layer.right, layer.used),
-            top_k_recall: share(layer.foreseen, layer.used),
+            top_k_recall: share(layer.predicted, layer.used),
         }
     }
 }

@@ -11,8 +11,8 @@ use colibri_uring::pool::Pool;
 use colibri_uring::tools::synth::{Coding, Preset, Shape, Spec, Synth, SynthError};
 use serde::Serialize;
 
-use super::count::count;
 use super::interrupt;
+use super::pluralize::pluralize;
 use super::printer::to_stdout;
 use super::progress;
 use super::size::{Size, human};
@@ -251,8 +251,8 @@ pub fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
                 out,
                 "{}: {} in {}, {}, of which {} are no holes; {:.1} s",
                 args.out.display(),
-                count(report.tensors, "tensor"),
-                count(report.shards, "shard"),
+                pluralize(report.tensors, "tensor"),
+                pluralize(report.shards, "shard"),
                 human(report.bytes),
                 human(report.written_bytes),
                 report.seconds

@@ -11,7 +11,7 @@ use super::printer::Printer;
 use super::progress;
 
 /// What is to be written.
-pub struct Writing<'a, W> {
+pub struct GenerationRun<'a, W> {
     /// Tokens that the session does not have.
     pub prompt: &'a [u32],
     pub source: Source,
@@ -26,7 +26,7 @@ pub struct Writing<'a, W> {
 }
 
 /// What came of it.
-pub struct Written {
+pub struct GenerationOutcome {
     pub generated: Generated,
     pub drafted: draft::Stats,
     /// Time by phase up to the end of the prompt.
@@ -35,9 +35,9 @@ pub struct Written {
     pub failed: Option<anyhow::Error>,
 }
 
-impl<W: Write> Writing<'_, W> {
+impl<W: Write> GenerationRun<'_, W> {
     /// Continues the context of `session`.
-    pub fn run(mut self, session: &mut Session) -> Written {
+    pub fn run(mut self, session: &mut Session) -> GenerationOutcome {
         let reading = progress::reading(session, self.prompt.len());
         let mut prompt_phases = None;
         let mut drafter = Drafter::new(session, self.drafts, self.limit - 1);
@@ -66,7 +66,7 @@ impl<W: Write> Writing<'_, W> {
                 }
             },
         );
-        Written {
+        GenerationOutcome {
             generated,
             drafted: drafter.finish(),
             prompt_phases: prompt_phases.unwrap_or_default(),

@@ -21,7 +21,7 @@ use crate::pool::Pool;
 use crate::quant::Matrix;
 use crate::quant::encode::NotFinite;
 use crate::stream::catalog::Projection;
-use crate::stream::{Ready, Want};
+use crate::stream::{Ready, Urgency};
 use crate::weight::{Loader, WeightError};
 
 /// The resident part of a sparse layer's MLP.
@@ -154,11 +154,13 @@ impl Moe {
         let mut first = true;
         while !group.is_empty() {
             scratch.users.ids(group.clone(), &mut scratch.ids);
-            pass.store.want(self.layer, &scratch.ids, Want::Demand)?;
+            pass.store
+                .request(self.layer, &scratch.ids, Urgency::Demand)?;
             let following = scratch.users.group(group.end, scratch.slots);
             if !following.is_empty() {
                 scratch.users.ids(following.clone(), &mut scratch.ids);
-                pass.store.want(self.layer, &scratch.ids, Want::Hint)?;
+                pass.store
+                    .request(self.layer, &scratch.ids, Urgency::Prefetch)?;
             } else if let Some(next) = next {
                 next.look(pass, residual, scratch)?;
             }
@@ -303,7 +305,7 @@ impl Next<'_> {
         residual: &[f32],
         scratch: &mut MoeScratch,
     ) -> Result<(), ModelError> {
-        let ranks = pass.store.ranks(self.layer);
+        let ranks = pass.store.candidates(self.layer);
         if ranks == 0 {
             return Ok(());
         }
@@ -315,7 +317,7 @@ impl Next<'_> {
         }
         let (router, ids) = (&mut scratch.router, &mut scratch.likeliest);
         let ranks = (self.router).likeliest(pass.pool, normed, n, ranks, router, ids);
-        pass.store.look(self.layer, ids, ranks)?;
+        pass.store.predict(self.layer, ids, ranks)?;
         Ok(())
     }
 }

@@ -6,13 +6,13 @@ use crate::stream::slots::{self, Budget, Footprint, Slots};
 
 mod available;
 mod survey;
-pub use survey::{Ask, Survey, survey};
+pub use survey::{MemoryInputs, PlanRequest, survey};
 
 pub use available::{Available, CgroupBound, Roots, available};
 
 /// What a model needs besides expert slabs. All sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
+pub struct MemoryBreakdown {
     /// Resident weights.
     pub dense: u64,
     /// KV cache (with indexer keys) of the whole context.
@@ -31,7 +31,7 @@ pub struct Needs {
     pub record: u64,
 }
 
-impl Needs {
+impl MemoryBreakdown {
     /// All of it.
     pub fn sum(&self) -> u64 {
         [
@@ -62,7 +62,7 @@ pub struct Experts<'a> {
 
 /// What the user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct MemoryOverrides {
     /// Budget in bytes for everything; otherwise what is available.
     pub ram: Option<u64>,
     /// Slabs for each MoE layer; 0 is the minimum in all, `None` as many as fit.
@@ -73,7 +73,7 @@ pub struct Wish {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// What is needed besides slabs.
-    pub needs: Needs,
+    pub needs: MemoryBreakdown,
     /// The expert slabs.
     pub slots: Slots,
     /// Bytes of everything, slabs included.
@@ -92,7 +92,7 @@ pub enum PlanError {
     )]
     DoesNotFit {
         /// The other terms.
-        needs: Needs,
+        needs: MemoryBreakdown,
         /// Bytes of the slabs that were wanted at least.
         slabs: u64,
         /// Bytes that were allowed.
@@ -123,7 +123,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// What is needed, the largest part first.
-fn terms(needs: &Needs, slabs: u64) -> String {
+fn terms(needs: &MemoryBreakdown, slabs: u64) -> String {
     let mut terms = [
         (needs.dense, "resident weights"),
         (slabs, "expert slabs"),
@@ -147,7 +147,13 @@ fn terms(needs: &Needs, slabs: u64) -> String {
 const RECORD_SHARE: u64 = 16;
 
 /// What can be done where `needs` and `slabs` are more than `budget`, of which at least `fewest` bytes would be slabs.
-fn advice(needs: &Needs, slabs: u64, fewest: u64, wish: Wish, budget: u64) -> String {
+fn advice(
+    needs: &MemoryBreakdown,
+    slabs: u64,
+    fewest: u64,
+    wish: MemoryOverrides,
+    budget: u64,
+) -> String {
     let total = needs.sum().saturating_add(slabs);
     // The record grows with the budget.
     let enough = match needs.record {
@@ -173,9 +179,9 @@ fn advice(needs: &Needs, slabs: u64, fewest: u64, wish: Wish, budget: u64) -> St
 /// # Errors
 /// [`PlanError::DoesNotFit`] with every number when the wished slabs, or top_k + 1 of them, do not fit.
 pub fn plan(
-    needs: &Needs,
+    needs: &MemoryBreakdown,
     experts: Experts,
-    wish: Wish,
+    wish: MemoryOverrides,
     available: u64,
 ) -> Result<Plan, PlanError> {
     let budget = wish.ram.unwrap_or(available);
@@ -249,13 +255,13 @@ mod tests {
     const GIB: u64 = 1 << 30;
     const MIB: u64 = 1 << 20;
 
-    fn needs() -> Needs {
-        Needs {
+    fn needs() -> MemoryBreakdown {
+        MemoryBreakdown {
             dense: 11 * GIB,
             kv: GIB,
             scratch: GIB / 4,
             index: GIB / 16,
-            ..Needs::default()
+            ..MemoryBreakdown::default()
         }
     }
 
@@ -270,9 +276,9 @@ mod tests {
 
     #[test]
     fn the_rest_of_the_budget_becomes_slabs() {
-        let wish = Wish {
+        let wish = MemoryOverrides {
             ram: Some(24 * GIB),
-            ..Wish::default()
+            ..MemoryOverrides::default()
         };
         let plan = plan(&needs(), EXPERTS, wish, 0).unwrap();
         assert!(plan.total <= 24 * GIB && plan.total + 22 * MIB > 24 * GIB);
@@ -281,7 +287,7 @@ mod tests {
     #[test]
     fn slots_are_per_layer_and_zero_is_the_minimum() {
         let slabs = |slots| {
-            let wish = Wish {
+            let wish = MemoryOverrides {
                 cache_slots: Some(slots),
                 ram: None,
             };
@@ -295,7 +301,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_every_number() {
-        let error = plan(&needs(), EXPERTS, Wish::default(), 8 * GIB)
+        let error = plan(&needs(), EXPERTS, MemoryOverrides::default(), 8 * GIB)
             .unwrap_err()
             .to_string();
         for part in [
@@ -309,14 +315,14 @@ mod tests {
         ] {
             assert!(error.contains(part), "{part} is not in: {error}");
         }
-        let wish = Wish {
+        let wish = MemoryOverrides {
             ram: Some(24 * GIB),
             cache_slots: Some(256),
         };
         let error = plan(&needs(), EXPERTS, wish, 0).unwrap_err().to_string();
         assert!(error.contains("lower --cache-slots"), "{error}");
         // The fewest slabs do not fit either.
-        let wish = Wish {
+        let wish = MemoryOverrides {
             ram: Some(8 * GIB),
             ..wish
         };
@@ -339,10 +345,10 @@ mod tests {
             experts in 1usize..512, moe_layers in 1usize..512,
             ram: Option<u64>, cache_slots: Option<u64>, available: u64,
         ) {
-            let needs = Needs { dense: dense >> 4, kv: kv >> 4, scratch: scratch >> 4, index: index >> 4, ..Needs::default() };
+            let needs = MemoryBreakdown { dense: dense >> 4, kv: kv >> 4, scratch: scratch >> 4, index: index >> 4, ..MemoryBreakdown::default() };
             let footprints = [Footprint { bytes, experts: experts * moe_layers }];
             let of = Experts { footprints: &footprints, moe_layers, top_k };
-            if let Ok(plan) = plan(&needs, of, Wish { ram, cache_slots }, available) {
+            if let Ok(plan) = plan(&needs, of, MemoryOverrides { ram, cache_slots }, available) {
                 prop_assert!(plan.total <= ram.unwrap_or(available));
                 prop_assert!(plan.slots.classes[0].count >= (top_k + 1).min(experts * moe_layers));
             }

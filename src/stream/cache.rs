@@ -26,14 +26,14 @@ struct Slot {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     key: Key,
-    /// Tick of the last demand; 0 for a guess that was not asked for when its layer came.
+    /// Tick of the last demand; 0 for a prediction that was not asked for when its layer came.
     used: u64,
     /// Being read, or being computed from: not to be taken away.
     busy: bool,
 }
 
 /// Experts in slabs. Every layer has an equal share of the slabs of a class; a layer that holds more than its
-/// share (the layer computed last, usually) gives up an expert first: a wrong guess, else the one that was used least often of
+/// share (the layer computed last, usually) gives up an expert first: a wrong prediction, else the one that was used least often of
 /// late, ties to the least recently used. What the layer's last pass used is spared as long as there is something else,
 /// because a token repeats much of what the one before it used. A plain LRU over all layers would be useless: layers are visited
 /// in turn, so what it drops is always what the next token needs first.
@@ -146,7 +146,7 @@ impl Cache {
         self.held(slab).used = self.clock;
     }
 
-    /// Marks a guess that did not come true: it is the first to make room.
+    /// Marks a prediction that did not come true: it is the first to make room.
     pub fn forget_use(&mut self, slab: SlabId) {
         self.held(slab).used = 0;
     }

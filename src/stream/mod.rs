@@ -5,10 +5,10 @@
 
 pub mod cache;
 pub mod catalog;
+pub mod demand_trace;
 mod error;
 pub mod files;
-pub mod log;
-mod lookahead;
+mod prefetch_policy;
 pub mod routing;
 pub mod slots;
 pub mod store;
@@ -17,24 +17,24 @@ pub mod usage;
 pub use catalog::Catalog;
 pub use error::StreamError;
 pub use files::ExpertFiles;
-pub use lookahead::LayerStats;
+pub use prefetch_policy::LayerStats;
 pub use store::{ExpertStore, StoreOptions, StreamStats};
 
 use crate::quant::Matrix;
 
 /// Why an expert is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum Urgency {
     /// The router chose it: the layer cannot finish without it.
     Demand,
     /// The router of a later layer will probably choose it.
-    Hint,
+    Prefetch,
 }
 
 /// How many experts of the next layer are read ahead of its router's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Lookahead {
-    /// As many as pay for themselves, by what guesses have cost and brought so far.
+    /// As many as pay for themselves, by what prefetches have cost and brought so far.
     #[default]
     Auto,
     /// None.

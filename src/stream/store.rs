@@ -1,4 +1,4 @@
-//! The store: demands, guesses, and the order in which experts are handed out.
+//! The store: demands, prefetches, and the order in which experts are handed out.
 
 use std::collections::VecDeque;
 
@@ -9,13 +9,13 @@ use colibri_ring::sim::{Clock, SimDrive};
 
 use super::cache::{Cache, Key};
 use super::catalog::{Location, Projection};
+use super::demand_trace::DemandTrace;
 use super::files::{DOWN, ExpertFiles, GATE_UP, scales_range, weights_range};
-use super::log::Log;
-use super::lookahead::{Costs, Foresight, LayerStats};
+use super::prefetch_policy::{Costs, LayerStats, PrefetchPolicy};
 use super::routing::{self, Recorder};
 use super::slots::Slots;
 use super::usage::Usage;
-use super::{Lookahead, Ready, StreamError, Want};
+use super::{Lookahead, Ready, StreamError, Urgency};
 use crate::quant::encode::NotFinite;
 use crate::quant::{Activations, Matrix};
 
@@ -69,24 +69,24 @@ struct Demand {
     stage: Stage,
 }
 
-/// Experts in slabs under a byte budget, read when they are demanded or guessed.
+/// Experts in slabs under a byte budget, read when they are demanded or prefetched.
 #[derive(Debug)]
 pub struct ExpertStore {
     engine: Engine,
     files: ExpertFiles,
     cache: Cache,
-    foresight: Foresight,
+    policy: PrefetchPolicy,
     top_k: usize,
     layer: usize,
     demands: Vec<Demand>,
     /// The slab whose last piece was handed out: it is in use until the next call.
-    lent: Option<SlabId>,
+    borrowed: Option<SlabId>,
     /// Guesses that have no slab yet, most likely first.
-    guesses: VecDeque<Key>,
-    /// Slabs that were read on a guess and have not been demanded.
-    guessed: Vec<SlabId>,
+    prefetches: VecDeque<Key>,
+    /// Slabs that were read on a prediction and have not been demanded.
+    prefetched: Vec<SlabId>,
     /// Slabs that are read for the next demand of the same layer.
-    announced: Vec<SlabId>,
+    next_group: Vec<SlabId>,
     /// Pinned experts to read when the drives have nothing else to do, the hottest first.
     preloads: VecDeque<Key>,
     /// Slabs that are read for that.
@@ -96,14 +96,14 @@ pub struct ExpertStore {
     share: usize,
     /// What routers chose in this run.
     usage: Usage,
-    /// Scratch: experts to guess.
+    /// Scratch: experts to prediction.
     likely: Vec<u32>,
     /// What routers said, if somebody wants to keep it.
     recorder: Option<Recorder>,
     /// How the experts' products take activations.
     activations: Activations,
     /// What is read and demanded when, if somebody wants to see it.
-    log: Option<Log>,
+    log: Option<DemandTrace>,
     stats: StreamStats,
 }
 
@@ -165,14 +165,14 @@ impl ExpertStore {
             engine,
             cache: Cache::new(&counts, model_layers, files.catalog.experts(), share),
             files,
-            foresight: Foresight::new(options.lookahead, top_k, model_layers, costs),
+            policy: PrefetchPolicy::new(options.lookahead, top_k, model_layers, costs),
             top_k,
             layer: 0,
             demands: Vec::new(),
-            lent: None,
-            guesses: VecDeque::new(),
-            guessed: Vec::new(),
-            announced: Vec::new(),
+            borrowed: None,
+            prefetches: VecDeque::new(),
+            prefetched: Vec::new(),
+            next_group: Vec::new(),
             preloads: VecDeque::new(),
             preloading: Vec::new(),
             kept,
@@ -181,7 +181,7 @@ impl ExpertStore {
             likely: Vec::new(),
             recorder: None,
             activations: Activations::Exact,
-            log: (options.engine.record > 0).then(|| Log::new(options.engine.record)),
+            log: (options.engine.record > 0).then(|| DemandTrace::new(options.engine.record)),
             stats: StreamStats::default(),
         }
     }
@@ -203,22 +203,27 @@ impl ExpertStore {
 
     /// How many of the likeliest experts of a layer should be found out for each token, before its router decides; 0 when
     /// that is of no use.
-    pub fn ranks(&mut self, layer: usize) -> usize {
+    pub fn candidates(&mut self, layer: usize) -> usize {
         if self.recorder.is_some() {
             return 2 * self.top_k;
         }
         if self.cache.holds(layer) == self.files.catalog.experts() {
             return 0;
         }
-        self.foresight.ranks(layer)
+        self.policy.candidates(layer)
     }
 
-    /// An early look at the router of `layer`: `ranked` [tokens, ranks], the likeliest first. Those that pay are guessed: read as far as
+    /// An early look at the router of `layer`: `ranked` [tokens, ranks], the likeliest first. Those that pay are prefetched: read as far as
     /// the drives have nothing else to do. Replaces what an earlier look said.
     ///
     /// # Errors
     /// When the engine has stopped.
-    pub fn look(&mut self, layer: usize, ranked: &[u32], ranks: usize) -> Result<(), StreamError> {
+    pub fn predict(
+        &mut self,
+        layer: usize,
+        ranked: &[u32],
+        ranks: usize,
+    ) -> Result<(), StreamError> {
         if let Some(recorder) = &mut self.recorder {
             recorder.event(&routing::Event::Look {
                 layer,
@@ -227,18 +232,18 @@ impl ExpertStore {
             });
         }
         let mut likely = std::mem::take(&mut self.likely);
-        self.foresight.look(layer, ranked, ranks, &mut likely);
-        for slab in &self.guessed {
+        self.policy.predict(layer, ranked, ranks, &mut likely);
+        for slab in &self.prefetched {
             let key = self
                 .cache
                 .key(*slab)
-                .expect("a guess is forgotten when its slab is");
+                .expect("a prediction is forgotten when its slab is");
             let unlikely = key.layer == layer && !likely.contains(&key.expert);
             if unlikely && self.engine.state(*slab) != SlabState::Full {
                 self.engine.abandon(*slab);
             }
         }
-        let result = self.want(layer, &likely, Want::Hint);
+        let result = self.request(layer, &likely, Urgency::Prefetch);
         self.likely = likely;
         result
     }
@@ -256,12 +261,12 @@ impl ExpertStore {
             });
         }
         self.take_events()?;
-        self.guesses.clear();
+        self.prefetches.clear();
         let tokens = chosen.len() / self.top_k;
         self.usage.record(layer, chosen);
         self.cache.begin_pass(layer, chosen, tokens);
-        self.foresight.routed(layer, chosen, tokens);
-        self.settle_guesses(layer, chosen);
+        self.policy.routed(layer, chosen, tokens);
+        self.settle_prefetches(layer, chosen);
         Ok(())
     }
 
@@ -274,24 +279,29 @@ impl ExpertStore {
 
     /// Asks for experts of `layer`, all different. `Demand`: they will be handed out by [`ExpertStore::next`], which must
     /// be called until it returns `None` before the next demand, unless the rest is given up; they may be more than there are slabs.
-    /// `Hint`: they will probably be demanded next, the most likely first.
+    /// `Prefetch`: they will probably be demanded next, the most likely first.
     ///
     /// # Errors
     /// When the engine has stopped.
-    pub fn want(&mut self, layer: usize, ids: &[u32], want: Want) -> Result<(), StreamError> {
+    pub fn request(
+        &mut self,
+        layer: usize,
+        ids: &[u32],
+        urgency: Urgency,
+    ) -> Result<(), StreamError> {
         self.engine.begin_batch();
-        match want {
-            Want::Demand => self.demand(layer, ids)?,
-            Want::Hint => {
-                self.guesses.clear();
+        match urgency {
+            Urgency::Demand => self.demand(layer, ids)?,
+            Urgency::Prefetch => {
+                self.prefetches.clear();
                 for key in ids.iter().map(|&expert| Key { layer, expert }) {
                     match self.cache.slab(key) {
-                        // It should not make room for another guess.
+                        // It should not make room for another prediction.
                         Some(slab) => self.cache.touch(slab),
-                        None => self.guesses.push_back(key),
+                        None => self.prefetches.push_back(key),
                     }
                 }
-                self.start_guesses()?;
+                self.start_prefetches()?;
             }
         }
         self.engine.flush();
@@ -302,14 +312,14 @@ impl ExpertStore {
         self.give_up_demands();
         self.take_events()?;
         self.layer = layer;
-        self.guesses.clear();
-        let announced = std::mem::take(&mut self.announced);
+        self.prefetches.clear();
+        let next_group = std::mem::take(&mut self.next_group);
         let before = self.stats.hits;
         for &expert in ids {
             let stage = match self.cache.slab(Key { layer, expert }) {
                 Some(slab) => {
                     let full = self.engine.state(slab) == SlabState::Full;
-                    self.count(full && !announced.contains(&slab));
+                    self.count(full && !next_group.contains(&slab));
                     if !full {
                         self.engine.promote(slab);
                     }
@@ -332,7 +342,7 @@ impl ExpertStore {
 
     /// A demanded expert was in memory, or was not.
     fn count(&mut self, hit: bool) {
-        self.foresight.demanded(hit);
+        self.policy.demanded(hit);
         if hit {
             self.stats.hits += 1;
         } else {
@@ -341,27 +351,27 @@ impl ExpertStore {
     }
 
     /// After an error or a stop, demands are left that nobody will compute: their slabs may be reused when they are full. A read of
-    /// theirs that fails from now on is a failed guess.
+    /// theirs that fails from now on is a failed prediction.
     fn give_up_demands(&mut self) {
         let unfinished = self.demands.drain(..).filter_map(|d| match d.stage {
             Stage::GateUp(slab) | Stage::Down(slab) => Some(slab),
             Stage::NoSlab | Stage::Done => None,
         });
-        for slab in unfinished.chain(self.lent.take()) {
+        for slab in unfinished.chain(self.borrowed.take()) {
             if self.engine.state(slab) == SlabState::Full {
                 self.cache.set_busy(slab, false);
             }
         }
     }
 
-    /// The router of `layer` has decided: guesses that came true are counted, the others make room.
-    fn settle_guesses(&mut self, layer: usize, ids: &[u32]) {
-        let mut guessed = std::mem::take(&mut self.guessed);
-        guessed.retain(|&slab| {
+    /// The router of `layer` has decided: prefetches that came true are counted, the others make room.
+    fn settle_prefetches(&mut self, layer: usize, ids: &[u32]) {
+        let mut prefetched = std::mem::take(&mut self.prefetched);
+        prefetched.retain(|&slab| {
             let key = self
                 .cache
                 .key(slab)
-                .expect("a guess is forgotten when its slab is");
+                .expect("a prediction is forgotten when its slab is");
             if key.layer == layer && ids.contains(&key.expert) {
                 self.stats.speculative_used += 1;
                 return false;
@@ -371,13 +381,13 @@ impl ExpertStore {
             }
             self.cache.forget_use(slab);
             let late = self.engine.state(slab) != SlabState::Full;
-            self.foresight.wrong(late);
+            self.policy.wrong(late);
             if late {
                 self.engine.abandon(slab);
             }
             false
         });
-        self.guessed = guessed;
+        self.prefetched = prefetched;
     }
 
     /// Starts the read of an expert if there is a slab for it.
@@ -389,8 +399,8 @@ impl ExpertStore {
         };
         if evicted {
             self.engine.release(slab);
-            self.guessed.retain(|s| *s != slab);
-            self.announced.retain(|s| *s != slab);
+            self.prefetched.retain(|s| *s != slab);
+            self.next_group.retain(|s| *s != slab);
         }
         self.cache.insert(key, slab);
         let number = self.engine.read(slab, priority, layout);
@@ -418,22 +428,22 @@ impl ExpertStore {
         Ok(())
     }
 
-    /// Starts the reads of guesses in slabs that no demand waits for.
-    fn start_guesses(&mut self) -> Result<(), StreamError> {
+    /// Starts the reads of prefetches in slabs that no demand waits for.
+    fn start_prefetches(&mut self) -> Result<(), StreamError> {
         if self.demands.iter().any(|d| d.stage == Stage::NoSlab) {
             return Ok(());
         }
-        while let Some(&key) = self.guesses.front() {
+        while let Some(&key) = self.prefetches.front() {
             let Some(slab) = self.start(key, Priority::Speculative)? else {
                 break;
             };
-            self.guesses.pop_front();
-            // What is certain to be demanded by the same layer a moment later is no guess.
+            self.prefetches.pop_front();
+            // What is certain to be demanded by the same layer a moment later is no prediction.
             if key.layer == self.layer {
-                self.announced.push(slab);
+                self.next_group.push(slab);
             } else {
                 self.stats.speculative_reads += 1;
-                self.guessed.push(slab);
+                self.prefetched.push(slab);
             }
         }
         self.start_preloads()
@@ -452,7 +462,7 @@ impl ExpertStore {
     pub fn next(&mut self) -> Result<Option<Ready<'_>>, StreamError> {
         // Events first: the slab that is taken back must be known to be full.
         self.take_events()?;
-        self.take_back()?;
+        self.release_borrowed()?;
         let at = loop {
             if let Some(at) = self.computable() {
                 break at;
@@ -498,7 +508,7 @@ impl ExpertStore {
             }
             Stage::Down(slab) => {
                 self.demands[at].stage = Stage::Done;
-                self.lent = Some(slab);
+                self.borrowed = Some(slab);
                 Ready::Down {
                     expert,
                     down: matrix(slab, Projection::Down),
@@ -510,13 +520,13 @@ impl ExpertStore {
 
     /// The expert that was handed out whole at the last call has been computed: its slab may be reused, first for
     /// demands that had none.
-    fn take_back(&mut self) -> Result<(), StreamError> {
-        let Some(slab) = self.lent.take() else {
+    fn release_borrowed(&mut self) -> Result<(), StreamError> {
+        let Some(slab) = self.borrowed.take() else {
             return Ok(());
         };
         self.cache.set_busy(slab, false);
         self.start_demands()?;
-        self.start_guesses()?;
+        self.start_prefetches()?;
         self.engine.flush();
         Ok(())
     }
@@ -543,7 +553,7 @@ impl ExpertStore {
             Event::Part(..) => return Ok(()),
             Event::Full(slab) => {
                 self.preloading.retain(|s| *s != slab);
-                if self.demand_on(slab).is_none() && self.lent != Some(slab) {
+                if self.demand_on(slab).is_none() && self.borrowed != Some(slab) {
                     self.cache.set_busy(slab, false);
                 }
             }
@@ -584,7 +594,7 @@ impl ExpertStore {
 
     fn forget(&mut self, slab: SlabId) {
         self.cache.remove(slab);
-        self.guessed.retain(|s| *s != slab);
+        self.prefetched.retain(|s| *s != slab);
         self.preloading.retain(|s| *s != slab);
     }
 
@@ -613,7 +623,7 @@ impl ExpertStore {
     /// What the store did so far.
     pub fn stats(&self) -> StreamStats {
         StreamStats {
-            lookahead: self.foresight.stats(),
+            lookahead: self.policy.stats(),
             ..self.stats.clone()
         }
     }

@@ -179,9 +179,9 @@ fn measured(
 
 /// Random numbers that need be nothing but different from each other: splitmix64.
 #[derive(Clone, Copy, Debug)]
-pub struct Dice(pub u64);
+pub struct Rng(pub u64);
 
-impl Dice {
+impl Rng {
     /// A number below `n`, which is not 0.
     pub fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);

@@ -11,11 +11,11 @@ use crate::pool::Pool;
 use crate::quant::{Activations, Matrix};
 use crate::shards::Shards;
 use crate::stream::routing::Event;
-use crate::stream::{Catalog, ExpertStore, Ready, StreamError, Want};
+use crate::stream::{Catalog, ExpertStore, Ready, StreamError, Urgency};
 use crate::weight::shapes::layer_of;
 
 mod routing;
-pub use routing::{Habits, made_up};
+pub use routing::{RoutingParams, synthetic_routing};
 
 /// How long the arithmetic of one token takes.
 #[derive(Clone, Debug, PartialEq)]
@@ -219,7 +219,7 @@ impl<'a> Replay<'a> {
                         );
                     }
                     self.spend(self.compute.router, self.tokens);
-                    self.store.look(*layer, experts, *ranks)?;
+                    self.store.predict(*layer, experts, *ranks)?;
                 }
                 Event::Routed { layer, experts } => {
                     self.reach(*layer, layer + 1, experts.len() / self.top_k);
@@ -230,7 +230,7 @@ impl<'a> Replay<'a> {
                     }
                     let ids: Vec<u32> = users.keys().copied().collect();
                     self.store.routed(*layer, experts)?;
-                    self.store.want(*layer, &ids, Want::Demand)?;
+                    self.store.request(*layer, &ids, Urgency::Demand)?;
                     self.routed = Some((*layer, users));
                 }
                 Event::Computed { .. } => self.experts()?,

@@ -10,7 +10,7 @@ use colibri_ring::schedule::Priority;
 
 use crate::model::{Lap, Phase, Session, Walk};
 use crate::stream::cache::Key;
-use crate::stream::log::Demanded;
+use crate::stream::demand_trace::Demanded;
 
 /// Chunks, laps and demands that are kept at most, each: the first hundreds of tokens of a large model.
 pub const ROOM: usize = 1 << 18;

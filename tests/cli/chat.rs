@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::broken::Broken;
-use crate::child::{error_of, finish, json_of, list, on_model, stderr};
 use crate::common::Saved;
+use crate::corrupt::Broken;
+use crate::process::{error_of, finish, json_of, list, on_model, stderr};
 use crate::pty::Terminal;
 
 fn chat(args: &[&str]) -> Command {

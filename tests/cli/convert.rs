@@ -8,9 +8,9 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::broken::{Broken, Shard, Tensor, split};
-use crate::child::{colibri, error_of, finish, json_of, list, on_model, stderr};
 use crate::common::{self, Saved};
+use crate::corrupt::{Broken, Shard, Tensor, split};
+use crate::process::{colibri, error_of, finish, json_of, list, on_model, stderr};
 
 pub const KEEP: [&str; 8] = [
     "--experts",

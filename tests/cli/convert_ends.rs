@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::broken::Broken;
-use crate::child::{error_of, finish, json_of, stderr};
 use crate::common::Saved;
-use crate::tools::convert::{convert, shards};
+use crate::convert::{convert, shards};
+use crate::corrupt::Broken;
+use crate::process::{error_of, finish, json_of, stderr};
 
 /// Many shards: many moments to be killed at.
 const SMALL: [&str; 2] = ["--shard-size", "6KiB"];
@@ -96,7 +96,7 @@ fn an_interrupted_container_is_not_mistaken_for_a_model() {
             .success()
     );
     fs::remove_file(&shards(out.path())[3]).unwrap();
-    let run = crate::child::on_model("decode", &[out.path().into()], &["--prompt-ids", "3"]);
+    let run = crate::process::on_model("decode", &[out.path().into()], &["--prompt-ids", "3"]);
     let error = error_of(&finish(run));
     assert!(error.contains("incomplete"), "{error}");
 }
@@ -369,7 +369,7 @@ fn what_lies_under_a_temporary_name_is_not_written_through() {
     let things: [Put; 3] = [
         |victim, part| std::os::unix::fs::symlink(victim, part).unwrap(),
         |victim, part| fs::hard_link(victim, part).unwrap(),
-        |_, part| crate::broken::mkfifo(part),
+        |_, part| crate::corrupt::mkfifo(part),
     ];
     for put in things {
         put(victim, &part);

@@ -5,8 +5,8 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 
-use crate::child::{error_of, finish, json_of, on_model, stderr};
 use crate::common::shipped;
+use crate::process::{error_of, finish, json_of, on_model, stderr};
 
 fn fixture(name: &str) -> PathBuf {
     shipped().join(name)

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::child::{colibri, finish, json_of, stderr};
+use crate::process::{colibri, finish, json_of, stderr};
 use crate::pty::Terminal;
 
 const PROMPT: &str = "It is a truth universally acknowledged, that";

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Map, Value, json};
 
-use crate::broken::{Broken, Shard, Tensor, join, kind, mkfifo, split};
-use crate::child::{colibri, error_of, error_or_json, finish, json_of};
+use crate::corrupt::{Broken, Shard, Tensor, join, kind, mkfifo, split};
+use crate::process::{colibri, error_of, error_or_json, finish, json_of};
 use crate::sandbox::obey_permissions;
 
 const SMALLEST: &str = "f32-smallest";

@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::broken::{Broken, mkfifo};
-use crate::child::{error_of, error_or_json, finish, json_of, on_model, stderr};
+use crate::corrupt::{Broken, mkfifo};
+use crate::process::{error_of, error_or_json, finish, json_of, on_model, stderr};
 
 const MODEL: &str = "bf16-shared";
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::broken::Broken;
-use crate::child::{error_of, finish, json_of, list, on_model, stderr};
 use crate::common::Saved;
-use crate::ends;
+use crate::corrupt::Broken;
+use crate::process::{error_of, finish, json_of, list, on_model, stderr};
+use crate::signals;
 
 /// A file in a directory of its own.
 pub struct Talk {
@@ -199,7 +199,7 @@ fn what_makes_no_sense_is_said() {
 
 #[test]
 fn ctrl_c_keeps_what_is_complete() {
-    let model = ends::endless();
+    let model = signals::endless();
     let talk = Talk::new();
     let path = talk.path();
     let kv = ["--kv", path.to_str().unwrap()];
@@ -211,9 +211,9 @@ fn ctrl_c_keeps_what_is_complete() {
         .unwrap();
     let mut out = child.stdout.take().unwrap();
     out.read_exact(&mut [0; 40]).unwrap();
-    ends::interrupt(&child);
+    signals::interrupt(&child);
     let reader = std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()).unwrap());
-    let (code, ..) = ends::end(child);
+    let (code, ..) = signals::end(child);
     reader.join().unwrap();
     assert_eq!(code, Some(130));
     assert!(kept_of_endless(&model, &talk) > 8);
@@ -238,7 +238,7 @@ fn kept_of_endless(model: &Broken, talk: &Talk) -> usize {
 /// Like `| head -c 10`: it ends quietly, and what was generated is kept.
 #[test]
 fn a_reader_that_has_seen_enough() {
-    let model = ends::endless();
+    let model = signals::endless();
     let talk = Talk::new();
     let path = talk.path();
     let args = ["--prompt-ids", "3,4,5", "-n", "100000", "--kv"];
@@ -254,7 +254,7 @@ fn a_reader_that_has_seen_enough() {
         .unwrap()
         .read_exact(&mut [0; 10])
         .unwrap();
-    let (code, _, said) = ends::end(child);
+    let (code, _, said) = signals::end(child);
     assert_eq!((code, said.as_str()), (Some(0), ""));
     assert!(kept_of_endless(&model, &talk) > 5);
 }
@@ -262,15 +262,18 @@ fn a_reader_that_has_seen_enough() {
 /// The error is about the standard output, and what was generated is kept.
 #[test]
 fn an_output_that_is_full() {
-    let model = ends::endless();
+    let model = signals::endless();
     for (n, args) in [("100000", &[][..]), ("0", &[]), ("20", &["--json"])] {
         let talk = Talk::new();
         let path = talk.path();
         let given = ["--prompt-ids", "3,4,5", "-n", n, "--kv"];
         let args = [&given[..], &[path.to_str().unwrap()], args].concat();
         let mut command = model.run("decode", &args);
-        let child = command.stdout(ends::full()).stderr(Stdio::piped()).spawn();
-        let (code, _, said) = ends::end(child.unwrap());
+        let child = command
+            .stdout(signals::full())
+            .stderr(Stdio::piped())
+            .spawn();
+        let (code, _, said) = signals::end(child.unwrap());
         assert_eq!(code, Some(1), "{said}");
         assert!(said.contains("standard output: No space left"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
@@ -283,7 +286,7 @@ fn an_output_that_is_full() {
 /// Of a prompt that is interrupted, slices that are complete stay if the prompt is a whole text.
 #[test]
 fn ctrl_c_within_a_prompt() {
-    let model = ends::endless();
+    let model = signals::endless();
     let prompt = vec!["7"; 20_000].join(",");
     for append in [false, true] {
         let talk = Talk::new();
@@ -298,10 +301,10 @@ fn ctrl_c_within_a_prompt() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        ends::wait_until_it_can_be_stopped(&mut child);
+        signals::wait_until_it_can_be_stopped(&mut child);
         std::thread::sleep(Duration::from_millis(300));
-        ends::interrupt(&child);
-        assert_eq!(ends::end(child).0, Some(130));
+        signals::interrupt(&child);
+        assert_eq!(signals::end(child).0, Some(130));
         let report = json_of(&finish(decode(&["--kv-append", "-n", "0", "--json"])));
         let text = ids(&report["prompt_ids"]);
         assert!(text.iter().all(|id| *id == 7) && text.len() < 20_000);

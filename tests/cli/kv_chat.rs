@@ -4,11 +4,11 @@ use std::io::Write;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use crate::child::{error_of, finish, on_model, stderr};
 use crate::common::Saved;
-use crate::ends;
 use crate::kv::Talk;
+use crate::process::{error_of, finish, on_model, stderr};
 use crate::pty::Terminal;
+use crate::signals;
 
 /// A model that says the same to the same, in so many tokens.
 fn chat(talk: &Talk, args: &[&str]) -> Command {
@@ -93,14 +93,14 @@ fn an_answer_that_cannot_be_printed_is_kept() {
     let mut command = chat(&talk, &[]);
     let child = command
         .stdin(Stdio::piped())
-        .stdout(ends::full())
+        .stdout(signals::full())
         .stderr(Stdio::piped())
         .spawn();
     let mut child = child.unwrap();
     let mut input = child.stdin.take().unwrap();
     input.write_all(MESSAGES[0].as_bytes()).unwrap();
     drop(input);
-    let (code, _, said) = ends::end(child);
+    let (code, _, said) = signals::end(child);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("standard output: No space left"), "{said}");
     let next = fed(chat(&talk, &[]), "");

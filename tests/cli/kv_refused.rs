@@ -7,12 +7,12 @@ use std::process::{Output, Stdio};
 
 use serde_json::json;
 
-use crate::broken::{Broken, mkfifo};
-use crate::child::{error_of, finish, json_of, on_model, stderr};
 use crate::common::Saved;
-use crate::ends;
+use crate::corrupt::{Broken, mkfifo};
 use crate::kv::Talk;
+use crate::process::{error_of, finish, json_of, on_model, stderr};
 use crate::sandbox::{limit_file_size, obey_permissions};
+use crate::signals;
 
 const PROMPT: [&str; 4] = ["--prompt-ids", "1,2,3,4", "-n", "3"];
 
@@ -294,7 +294,7 @@ fn a_prompt_that_fails_takes_nothing_away() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    ends::wait_until(&mut child, |child| {
+    signals::wait_until(&mut child, |child| {
         let files = fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
         let mut files = files.flatten().map(|file| fs::read_link(file.path()));
         files.any(|file| file.is_ok_and(|file| file == path))
@@ -308,7 +308,7 @@ fn a_prompt_that_fails_takes_nothing_away() {
     let mut input = child.stdin.take().unwrap();
     input.write_all(b"The other way round").unwrap();
     drop(input);
-    let (code, printed, said) = ends::end(child);
+    let (code, printed, said) = signals::end(child);
     assert_eq!((code, printed.as_str()), (Some(1), ""), "{said}");
     assert!(said.contains("cannot be quantised"), "{said}");
     assert!(talk.bytes() == before);
@@ -316,7 +316,7 @@ fn a_prompt_that_fails_takes_nothing_away() {
 
 #[test]
 fn two_processes_at_once() {
-    let endless = ends::endless();
+    let endless = signals::endless();
     let talk = Talk::new();
     let path = talk.path();
     let kv = ["--kv", path.to_str().unwrap(), "--prompt-ids", "1,2"];
@@ -329,13 +329,13 @@ fn two_processes_at_once() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    ends::wait_until_it_can_be_stopped(&mut first);
+    signals::wait_until_it_can_be_stopped(&mut first);
     for args in [&["-n", "1"][..], &["-n", "1", "--kv-reset"]] {
         let line = error_of(&finish(endless.run("decode", &[&kv[..], args].concat())));
         assert!(line.contains("in use by another process"), "{line}");
     }
-    ends::interrupt(&first);
-    assert_eq!(ends::end(first).0, Some(130));
+    signals::interrupt(&first);
+    assert_eq!(signals::end(first).0, Some(130));
     json_of(&finish(
         endless.run("decode", &[&kv[..], &["-n", "1", "--json"]].concat()),
     ));

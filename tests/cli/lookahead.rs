@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::child::{error_of, finish, json_of, on_model, stderr};
 use crate::common::shipped;
+use crate::process::{error_of, finish, json_of, on_model, stderr};
 
 /// Feeds 11 ids, of which the first 4 are the prompt.
 fn decode(args: &[&str]) -> std::process::Output {

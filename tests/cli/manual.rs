@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::child::{colibri, error_of, finish};
+use crate::process::{colibri, error_of, finish};
 
 #[test]
 fn a_page_for_every_command_is_written() {

@@ -5,9 +5,9 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 
-use crate::broken::Broken;
-use crate::child::{colibri, error_of, finish, json_of, list, on_model, stderr};
 use crate::common::{self, Saved};
+use crate::corrupt::Broken;
+use crate::process::{colibri, error_of, finish, json_of, list, on_model, stderr};
 
 fn run(model: &Saved, args: &[&str]) -> Output {
     let ids = list(&model.ids("/prompt_ids"));

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::broken::Broken;
-use crate::child::{colibri, error_of, finish, json_of, on_model, stderr};
 use crate::common::Saved;
+use crate::corrupt::Broken;
+use crate::process::{colibri, error_of, finish, json_of, on_model, stderr};
 
 fn model() -> Vec<PathBuf> {
     Saved::named("tiny-text").dirs
@@ -165,7 +165,7 @@ fn a_number_without_unit_gets_a_hint() {
 
 #[test]
 fn without_a_context_it_is_no_longer_than_the_model_allows() {
-    let mut command = crate::child::colibri();
+    let mut command = crate::process::colibri();
     command.args(["plan", "--json", "--ram", "1GiB"]);
     // The demo model, which allows 1024 tokens.
     command.env("XDG_CACHE_HOME", tempfile::tempdir().unwrap().path());

@@ -7,10 +7,10 @@ use std::process::{Child, Stdio};
 
 use serde_json::Value;
 
-use crate::child::{colibri, error_of, finish, json_of, on_model};
 use crate::common::Saved;
-use crate::ends::interrupt;
+use crate::process::{colibri, error_of, finish, json_of, on_model};
 use crate::pty::Terminal;
+use crate::signals::interrupt;
 
 #[test]
 fn what_is_to_be_done_is_said_before_it_is() {

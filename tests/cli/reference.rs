@@ -1,7 +1,7 @@
 //! Every fixture through the binary: the reference's tokens, argmax and logits.
 
-use crate::child::{finish, json_of, list, on_model};
 use crate::common;
+use crate::process::{finish, json_of, list, on_model};
 
 #[test]
 fn greedy_tokens_and_the_reason_to_stop_equal_the_reference() {

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::child::{colibri, error_of, finish, json_of, on_model};
 use crate::common::shipped;
+use crate::process::{colibri, error_of, finish, json_of, on_model};
 
 fn simulate(args: &[&str]) -> std::process::Output {
     finish(on_model("simulate", &[shipped().join("tiny-text")], args))

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::child::{colibri, error_of, finish, json_of, on_model, stderr};
+use crate::process::{colibri, error_of, finish, json_of, on_model, stderr};
 
 /// A shape that is made in no time, with a row length that leaves a short last group.
 const TINY: &[&str] = &[

@@ -8,9 +8,9 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::broken::Broken;
-use crate::child::{error_of, finish, json_of, list, on_model, stderr};
 use crate::common::Saved;
+use crate::corrupt::Broken;
+use crate::process::{error_of, finish, json_of, list, on_model, stderr};
 
 fn decode(name: &str, args: &[&str]) -> Command {
     on_model("decode", &Saved::named(name).dirs, args)

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::child::{error_of, finish, json_of, on_model, stderr};
 use crate::common::{Saved, shipped};
+use crate::process::{error_of, finish, json_of, on_model, stderr};
 
 /// Feeds 100 ids through a model of three sparse layers, none of whose experts stays in memory.
 fn decode(args: &[&str]) -> std::process::Output {

@@ -4,8 +4,8 @@ use std::process::{Output, Stdio};
 
 use serde_json::Value;
 
-use crate::child::{colibri, error_of, finish, json_of, on_model, stderr};
 use crate::common::Saved;
+use crate::process::{colibri, error_of, finish, json_of, on_model, stderr};
 
 /// Runs it and expects exit 1, nothing on stdout and one line on stderr, which is returned.
 fn error_line(args: &[&str]) -> String {

@@ -9,8 +9,8 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::child::{finish, json_of, on_model, stderr};
 use crate::common::shipped;
+use crate::process::{finish, json_of, on_model, stderr};
 use crate::sandbox::{deny, obey_permissions};
 
 const FILE: &str = ".coli_usage";

@@ -2,8 +2,8 @@
 
 use std::process::{Output, Stdio};
 
-use crate::child::{colibri, finish, json_of, on_model, stderr};
 use crate::common::Saved;
+use crate::process::{colibri, finish, json_of, on_model, stderr};
 
 /// `decode`, with these variables.
 fn decode(model: &str, args: &[&str], variables: &[(&str, &str)]) -> Output {

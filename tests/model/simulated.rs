@@ -11,7 +11,7 @@ use colibri_uring::shards::Shards;
 use colibri_uring::stream::slots::{Budget, slots};
 use colibri_uring::stream::usage::Usage;
 use colibri_uring::stream::{
-    Catalog, ExpertFiles, ExpertStore, Lookahead, Ready, StoreOptions, StreamError, Want,
+    Catalog, ExpertFiles, ExpertStore, Lookahead, Ready, StoreOptions, StreamError, Urgency,
 };
 use proptest::prelude::*;
 
@@ -72,7 +72,7 @@ impl Bench {
     /// One layer of a token: decision, demands, then each piece as it comes, `compute` for an expert.
     fn layer(&mut self, layer: usize, ids: &[u32], compute: Duration) -> Result<(), StreamError> {
         self.store.routed(layer, ids)?;
-        self.store.want(layer, ids, Want::Demand)?;
+        self.store.request(layer, ids, Urgency::Demand)?;
         self.compute(ids, compute)
     }
 
@@ -164,11 +164,11 @@ proptest! {
             let ids = some(seed, if many { 9 } else { TOP_K }, b.experts);
             let result = (|| {
                 b.store.routed(layers[at], &ids)?;
-                b.store.want(layers[at], &ids, Want::Demand)?;
+                b.store.request(layers[at], &ids, Urgency::Demand)?;
                 if let Some(&next) = layers.get(at + 1) {
                     for look in 0..looks {
                         let guess = some(seed ^ u64::from(look), 5, b.experts);
-                        b.store.look(next, &guess, 5)?;
+                        b.store.predict(next, &guess, 5)?;
                     }
                 }
                 b.compute(&ids, Duration::from_micros(micros))
@@ -230,8 +230,8 @@ proptest! {
             let layer = layers[step % layers.len()];
             let now = ids(step);
             b.store.routed(layer, &now).unwrap();
-            b.store.want(layer, &now, Want::Demand).unwrap();
-            b.store.look(layers[(step + 1) % layers.len()], &ids(step + 1), TOP_K).unwrap();
+            b.store.request(layer, &now, Urgency::Demand).unwrap();
+            b.store.predict(layers[(step + 1) % layers.len()], &ids(step + 1), TOP_K).unwrap();
             b.compute(&now, compute).unwrap();
         }
         let took = b.clock.now().as_secs_f64() / steps as f64;
@@ -316,10 +316,10 @@ fn the_same_run_takes_the_same_time() {
             let at = step as usize % layers.len();
             let ids = some(step, TOP_K, b.experts);
             b.store.routed(layers[at], &ids).unwrap();
-            b.store.want(layers[at], &ids, Want::Demand).unwrap();
+            b.store.request(layers[at], &ids, Urgency::Demand).unwrap();
             let guess = some(step + 1, 5, b.experts);
             if let Some(&next) = layers.get(at + 1) {
-                b.store.look(next, &guess, 5).unwrap();
+                b.store.predict(next, &guess, 5).unwrap();
             }
             b.compute(&ids, Duration::from_millis(3)).unwrap();
         }

@@ -11,7 +11,7 @@ use colibri_uring::shards::{Cache, Shards};
 use colibri_uring::stream::catalog::Projection;
 use colibri_uring::stream::slots::{Budget, slots};
 use colibri_uring::stream::{
-    Catalog, ExpertFiles, ExpertStore, Lookahead, Ready, StoreOptions, Want,
+    Catalog, ExpertFiles, ExpertStore, Lookahead, Ready, StoreOptions, Urgency,
 };
 
 use crate::common::Saved;
@@ -19,9 +19,9 @@ use crate::common::Saved;
 const TOP_K: usize = 3;
 
 /// A small deterministic source of numbers.
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -98,25 +98,25 @@ fn run(
         engine,
     };
     let mut store = ExpertStore::new(files, TOP_K, options).unwrap();
-    let mut dice = Dice(seed);
+    let mut rng = Rng(seed);
     let mut demanded = 0;
     for _ in 0..60 {
         for (l, &layer) in layers.iter().enumerate() {
             // Sometimes one token's experts, sometimes the union of many tokens'.
-            let count = if dice.below(4) == 0 {
-                1 + dice.below(experts)
+            let count = if rng.below(4) == 0 {
+                1 + rng.below(experts)
             } else {
                 TOP_K
             };
-            let ids = dice.experts(count, experts);
+            let ids = rng.experts(count, experts);
             store.routed(layer, &ids).unwrap();
-            store.want(layer, &ids, Want::Demand).unwrap();
+            store.request(layer, &ids, Urgency::Demand).unwrap();
             if let Some(&next) = layers.get(l + 1) {
-                for _ in 0..dice.below(3) {
-                    let ranks = store.ranks(next).min(experts);
-                    let guess = dice.experts(ranks, experts);
+                for _ in 0..rng.below(3) {
+                    let ranks = store.candidates(next).min(experts);
+                    let guess = rng.experts(ranks, experts);
                     if ranks > 0 {
-                        store.look(next, &guess, ranks).unwrap();
+                        store.predict(next, &guess, ranks).unwrap();
                     }
                 }
             }

@@ -12,7 +12,7 @@ use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::slots::{Budget, slots};
 use colibri_uring::stream::{
-    Catalog, ExpertFiles, ExpertStore, Lookahead, Ready, StoreOptions, StreamError, Want,
+    Catalog, ExpertFiles, ExpertStore, Lookahead, Ready, StoreOptions, StreamError, Urgency,
 };
 use tempfile::TempDir;
 
@@ -89,7 +89,7 @@ fn again<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
 
 /// Demands `ids` and takes everything.
 fn demand(store: &mut ExpertStore, layer: usize, ids: &[u32]) -> Result<usize, StreamError> {
-    store.want(layer, ids, Want::Demand)?;
+    store.request(layer, ids, Urgency::Demand)?;
     let mut whole = 0;
     while let Some(ready) = store.next()? {
         whole += usize::from(matches!(ready, Ready::Down { .. }));
@@ -122,7 +122,7 @@ fn a_demand_fails_by_name_and_succeeds_when_the_file_is_back() {
                 assert_eq!(text.lines().count(), 1);
             }
             // A guess that fails is no error, whenever it does.
-            store.want(layer, &[2], Want::Hint).unwrap();
+            store.request(layer, &[2], Urgency::Prefetch).unwrap();
             for (path, bytes) in whole {
                 fs::write(path, bytes).unwrap();
             }

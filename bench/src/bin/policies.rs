@@ -32,7 +32,7 @@ struct Pair {
     trace: Trace,
 }
 
-fn made_up(tokens: usize) -> Vec<Pair> {
+fn synthetic_routing(tokens: usize) -> Vec<Pair> {
     let kinds = [
         (
             "uniform, none repeated",
@@ -181,7 +181,7 @@ fn main() -> anyhow::Result<()> {
         });
     }
     if pairs.is_empty() {
-        pairs = made_up(args.tokens);
+        pairs = synthetic_routing(args.tokens);
     }
     for pair in &pairs {
         println!("\n{}: hits in %, cold / with history\n", pair.name);

@@ -17,7 +17,7 @@ use colibri_ring::extent::{Layout, Range};
 use colibri_ring::file::{Advice, File};
 use colibri_ring::replica::{DirectMode, Files, Replica};
 use colibri_ring::schedule::{Event, Priority};
-use colibri_uring::tools::measure::{self, Dice, Load, Measured};
+use colibri_uring::tools::measure::{self, Load, Measured, Rng};
 
 const MIB: u64 = 1 << 20;
 
@@ -109,9 +109,9 @@ fn main() -> anyhow::Result<()> {
 
 /// Bytes that no drive can leave out.
 fn fill(path: &Path) -> anyhow::Result<()> {
-    let mut dice = Dice(1);
+    let mut rng = Rng(1);
     let block: Vec<u8> = (0..MIB / 8)
-        .flat_map(|_| dice.below(u64::MAX).to_ne_bytes())
+        .flat_map(|_| rng.below(u64::MAX).to_ne_bytes())
         .collect();
     let mut file = fs::File::create(path)?;
     for _ in 0..FILE / MIB {
@@ -150,10 +150,10 @@ fn read(
         time: Duration::from_secs_f64(args.seconds),
         watch_every: Duration::from_millis(25),
     };
-    let mut dice = Dice(7);
+    let mut rng = Rng(7);
     let expert = args.expert * MIB;
     let layout = || {
-        let offset = dice.below(FILE - expert);
+        let offset = rng.below(FILE - expert);
         let range = |from: u64, to: u64, part| Range {
             file: 0,
             offset: offset + expert * from / 4,

@@ -80,9 +80,9 @@ pub struct MadeUp {
 }
 
 /// A reproducible source of chance.
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn next(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -125,7 +125,7 @@ impl MadeUp {
         const LAYERS: usize = 12;
         const EXPERTS: usize = 256;
         const TOP_K: usize = 8;
-        let mut dice = Dice(seed);
+        let mut rng = Rng(seed);
         let popularity: Vec<Vec<Vec<f64>>> = (0..self.topics)
             .map(|topic| {
                 (0..LAYERS)
@@ -137,14 +137,14 @@ impl MadeUp {
         let mut chosen: Vec<Vec<u32>> = vec![Vec::new(); LAYERS];
         let mut steps = Vec::new();
         for _ in 0..tokens {
-            if dice.next() < 1.0 / self.topic_tokens {
-                topic = dice.below(self.topics as usize) as u64;
+            if rng.next() < 1.0 / self.topic_tokens {
+                topic = rng.below(self.topics as usize) as u64;
             }
             for (layer, ids) in chosen.iter_mut().enumerate() {
-                ids.retain(|_| dice.next() < self.repeated);
+                ids.retain(|_| rng.next() < self.repeated);
                 let sums = &popularity[topic as usize][layer];
                 while ids.len() < TOP_K {
-                    let x = dice.next() * sums[EXPERTS - 1];
+                    let x = rng.next() * sums[EXPERTS - 1];
                     let id = sums.partition_point(|sum| *sum <= x) as u32;
                     if !ids.contains(&id) {
                         ids.push(id);
@@ -162,8 +162,8 @@ impl MadeUp {
 }
 
 fn shuffle(list: &mut [usize], seed: u64) {
-    let mut dice = Dice(seed);
+    let mut rng = Rng(seed);
     for i in (1..list.len()).rev() {
-        list.swap(i, dice.below(i + 1));
+        list.swap(i, rng.below(i + 1));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use colibri_uring::runtime::generate::Generated;
 
-use crate::cli::count::count;
+use crate::cli::pluralize::pluralize;
 use crate::cli::size::human;
 use crate::cli::stats::{EngineStats, rss_bytes};
 use crate::cli::terminal;
@@ -30,7 +30,7 @@ impl From<&EngineStats> for Counters {
 
 /// Tokens of the context: in use, and in all.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct ContextUsage {
     pub used: usize,
     pub of: usize,
 }
@@ -41,16 +41,16 @@ pub fn line(
     prefilled: usize,
     before: Counters,
     after: Counters,
-    room: Room,
+    room: ContextUsage,
 ) -> String {
     let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
     let bytes = after.bytes - before.bytes;
     format!(
         "[{}, {:.2} tok/s; {} read in {:.2} s; {:.0}% of experts in memory, {:.0} MB/s read; {} resident; context {} \
          of {}]",
-        count(generated.ids.len(), "token"),
+        pluralize(generated.ids.len(), "token"),
         per_second(generated.decoded as f64, generated.decode),
-        count(prefilled, "token"),
+        pluralize(prefilled, "token"),
         generated.prefill.as_secs_f64(),
         100.0 * hits as f64 / (hits + misses).max(1) as f64,
         per_second(bytes as f64 / 1e6, generated.prefill + generated.decode),
@@ -68,7 +68,7 @@ fn per_second(amount: f64, time: Duration) -> f64 {
 }
 
 /// What `/stats` says, of the whole session.
-pub fn report(stats: &EngineStats, tokens: u64, messages: usize, room: Room) -> String {
+pub fn report(stats: &EngineStats, tokens: u64, messages: usize, room: ContextUsage) -> String {
     let demanded = (stats.expert_hits + stats.expert_misses).max(1);
     let direct = if stats.direct { " (O_DIRECT)" } else { "" };
     format!(
@@ -80,15 +80,15 @@ pub fn report(stats: &EngineStats, tokens: u64, messages: usize, room: Room) -> 
          guesses      {} read ahead, {} used\n\
          memory       {} resident",
         room.used,
-        count(room.of, "token"),
-        count(tokens, "token"),
+        pluralize(room.of, "token"),
+        pluralize(tokens, "token"),
         stats.compute_seconds,
         stats.io_wait_seconds,
         100.0 * stats.expert_hits as f64 / demanded as f64,
         stats.pinned,
         human(stats.expert_bytes_read),
         stats.engine,
-        count(stats.ring_enters, "call"),
+        pluralize(stats.ring_enters, "call"),
         stats.latency_us.p50,
         stats.latency_us.p99,
         stats.speculative_reads,

@@ -9,7 +9,7 @@ use colibri_uring::runtime::tokenizer::Tokenizer;
 use super::DecodeArgs;
 use crate::cli::WrongUsage;
 use crate::cli::args::Ids;
-use crate::cli::count::count;
+use crate::cli::pluralize::pluralize;
 use crate::cli::prompt;
 
 /// How many ids of a replay are the prompt.
@@ -47,7 +47,7 @@ impl Input {
                 ids.len() > REPLAY_PROMPT,
                 "cannot replay {}: it has {}, and the first {REPLAY_PROMPT} are the prompt",
                 path.display(),
-                count(ids.len(), "token id")
+                pluralize(ids.len(), "token id")
             );
             let rest = ids.split_off(REPLAY_PROMPT);
             (ids, Some(rest))
@@ -99,7 +99,7 @@ impl Input {
         ensure!(
             prompt <= context,
             "the prompt has {}, and the context holds {context} ({limit})",
-            count(prompt, "token")
+            pluralize(prompt, "token")
         );
         let room = context - prompt;
         match (self.replay.as_ref().map(Vec::len), args.n) {
@@ -107,7 +107,7 @@ impl Input {
                 ensure!(
                     new <= room,
                     "the replay has {}, and the context holds {context} ({limit})",
-                    count(prompt.saturating_add(new), "token")
+                    pluralize(prompt.saturating_add(new), "token")
                 );
                 Ok(new)
             }
@@ -116,7 +116,7 @@ impl Input {
                     n <= room,
                     "-n {n} is too much: after a prompt of {} there is room for {room}, as the context holds {context} \
                      ({limit})",
-                    count(prompt, "token")
+                    pluralize(prompt, "token")
                 );
                 Ok(n)
             }

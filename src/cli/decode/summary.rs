@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use colibri_uring::quant::Activations;
 use colibri_uring::runtime::generate::Generated;
 
-use crate::cli::count::count;
+use crate::cli::pluralize::pluralize;
 use crate::cli::size::human;
 use crate::cli::stats::Stats;
 
@@ -26,7 +26,7 @@ pub fn summarise(generated: &Generated, stats: &Stats) {
         io::stderr(),
         "[{}, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \
          {} of experts read by {}{}, {:.0}% were in memory; peak {}{}{}{}]",
-        count(generated.ids.len(), "token"),
+        pluralize(generated.ids.len(), "token"),
         stats.tokens_per_second,
         stats.load_seconds,
         stats.prefill_seconds,
@@ -43,7 +43,7 @@ pub fn summarise(generated: &Generated, stats: &Stats) {
         },
         stats.kv.map_or_else(String::new, |kv| format!(
             "; {} reused in {:.2} s, {} computed{}",
-            count(stats.reused_tokens, "token"),
+            pluralize(stats.reused_tokens, "token"),
             kv.restore_seconds,
             stats.prefilled_tokens,
             match kv.saved {
@@ -59,7 +59,7 @@ pub fn summarise(generated: &Generated, stats: &Stats) {
             mtp if mtp.drafted > 0 => format!(
                 "; {} of {} came true, {:.2} tokens a pass",
                 mtp.accepted,
-                count(mtp.drafted, "draft"),
+                pluralize(mtp.drafted, "draft"),
                 mtp.tokens_per_forward
             ),
             _ => String::new(),

@@ -13,7 +13,7 @@ use colibri_ring::replica::{Files, Replicas};
 use colibri_uring::config::Config;
 use colibri_uring::runtime::plan;
 use colibri_uring::stream::{Catalog, ExpertFiles};
-use colibri_uring::tools::measure::{self, Dice, Load, Measured};
+use colibri_uring::tools::measure::{self, Load, Measured, Rng};
 use colibri_uring::tools::report::hlog::Interval;
 use colibri_uring::tools::report::mirrors::Mirrors;
 use colibri_uring::tools::report::{Page, machine};
@@ -282,8 +282,8 @@ fn measure(
         time,
         watch_every: Duration::MAX,
     };
-    let mut dice = Dice(0);
-    let next = || layouts[dice.below(layouts.len() as u64) as usize].clone();
+    let mut rng = Rng(0);
+    let next = || layouts[rng.below(layouts.len() as u64) as usize].clone();
     let start = SystemTime::now();
     let measured = measure::read(files, load, next, |_, _| ()).context("cannot measure")?;
     bar.finish_and_clear();

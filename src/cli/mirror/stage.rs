@@ -16,7 +16,7 @@ use colibri_uring::tools::stage::{Copying, Ended, Shard, State, Work, copy_shard
 use serde::Serialize;
 
 use super::super::args::{DirectArg, EngineArg, check_model};
-use super::super::count::count;
+use super::super::pluralize::pluralize;
 use super::super::printer::to_stdout;
 use super::super::size::{Size, human};
 use super::super::{interrupt, progress};
@@ -196,7 +196,7 @@ fn print(out: &mut dyn Write, work: &Work, report: &Report) -> io::Result<()> {
             out,
             "{} to write to {to}, and {}",
             human(report.bytes),
-            count(report.small_files, "small file")
+            pluralize(report.small_files, "small file")
         )?;
         return Ok(());
     }
@@ -204,7 +204,7 @@ fn print(out: &mut dyn Write, work: &Work, report: &Report) -> io::Result<()> {
         writeln!(
             out,
             "{to}: {} copied and compared ({} in {:.1} s, {:.0} MiB/s), {} there before, {} left out",
-            count(report.copied.len(), "shard"),
+            pluralize(report.copied.len(), "shard"),
             human(report.bytes),
             report.seconds,
             report.mib_per_s,

@@ -11,7 +11,7 @@ use colibri_uring::tools::measure::mib_per_s;
 use colibri_uring::tools::verify::{Verdict, bytes_to_compare, path_in_mirror, verify};
 use serde::Serialize;
 
-use super::super::count::count;
+use super::super::pluralize::pluralize;
 use super::super::printer::to_stdout;
 use super::super::{progress, size::human};
 use super::CopiesArgs;
@@ -141,7 +141,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             None => writeln!(
                 out,
                 "{dir}: the same are {same} in {}",
-                count(files, "file")
+                pluralize(files, "file")
             )?,
             Some(_) => writeln!(
                 out,
@@ -149,7 +149,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             )?,
         }
         if mirror.missing > 0 {
-            writeln!(out, "  not there: {}", count(mirror.missing, "file"))?;
+            writeln!(out, "  not there: {}", pluralize(mirror.missing, "file"))?;
         }
         for (path, reason) in mirror.refused.iter().zip(&mirror.reasons) {
             writeln!(out, "  {path} is no copy: {reason}")?;

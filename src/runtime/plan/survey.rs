@@ -1,7 +1,8 @@
 //! What a model needs for a context, and what there is for it: what `decode` follows and `plan` prints.
 
 use super::{
-    Available, Experts, Needs, Plan, PlanError, RECORD_SHARE, Roots, Wish, available, plan,
+    Available, Experts, MemoryBreakdown, MemoryOverrides, Plan, PlanError, RECORD_SHARE, Roots,
+    available, plan,
 };
 use crate::config::Config;
 use crate::model::{
@@ -20,7 +21,7 @@ const INDEX_ENTRY: u64 = 256;
 
 /// How a model is going to be used.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask {
+pub struct PlanRequest {
     /// Tokens of the whole context.
     pub context: usize,
     /// Tokens of it that come at once, as a prompt.
@@ -38,13 +39,13 @@ pub struct Ask {
     /// Whether it is recorded what is read and computed when.
     pub record: bool,
     /// What the user asked for.
-    pub wish: Wish,
+    pub wish: MemoryOverrides,
 }
 
-impl Ask {
+impl PlanRequest {
     /// As the model is used when nothing else is asked for: `context` tokens, no prompt that comes at once, all of this machine's threads.
-    pub fn usual(context: usize) -> Ask {
-        Ask {
+    pub fn usual(context: usize) -> PlanRequest {
+        PlanRequest {
             context,
             prompt: 0,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
@@ -53,16 +54,16 @@ impl Ask {
             dense: None,
             round_experts: None,
             record: false,
-            wish: Wish::default(),
+            wish: MemoryOverrides::default(),
         }
     }
 }
 
 /// Everything that a plan depends on.
 #[derive(Debug)]
-pub struct Survey {
+pub struct MemoryInputs {
     /// What is needed besides slabs, with the least scratch.
-    pub needs: Needs,
+    pub needs: MemoryBreakdown,
     /// Scratch with which the prompt goes through each layer at once.
     pub prompt_scratch: u64,
     /// Footprint and number of the experts of each slab class.
@@ -75,7 +76,7 @@ pub struct Survey {
     pub available: Result<Available, PlanError>,
     /// Bytes of resident weights with `--dense-bits 4`, where that was not asked for.
     four_bits: Option<u64>,
-    wish: Wish,
+    wish: MemoryOverrides,
 }
 
 /// Looks at a model and at the machine.
@@ -83,14 +84,14 @@ pub fn survey(
     shards: &Shards,
     config: &Config,
     files: &ExpertFiles,
-    ask: Ask,
+    ask: PlanRequest,
     roots: &Roots,
-) -> Survey {
+) -> MemoryInputs {
     let available = available(roots);
     let budget = budget(&available, &ask.wish);
     let rounding = (ask.round_experts).map_or(0, |_| Rounding::bytes(config, ask.threads));
-    Survey {
-        needs: Needs {
+    MemoryInputs {
+        needs: MemoryBreakdown {
             dense: resident_bytes(shards, config, ask.dense),
             kv: kv_bytes(config, ask.dsa, ask.context),
             scratch: SessionOptions::default().scratch_bytes as u64,
@@ -115,12 +116,12 @@ pub fn survey(
 }
 
 /// What a plan may use, if anything is known about it.
-fn budget(available: &Result<Available, PlanError>, wish: &Wish) -> Option<u64> {
+fn budget(available: &Result<Available, PlanError>, wish: &MemoryOverrides) -> Option<u64> {
     let available = available.as_ref().map(Available::budget).ok();
     wish.ram.or(available)
 }
 
-impl Survey {
+impl MemoryInputs {
     /// The plan: the slabs that were wished, else as many as fit.
     ///
     /// A prompt that is cut into slices reads its experts once for each, so scratch for longer slices is worth more than
@@ -134,7 +135,7 @@ impl Survey {
         if let Err(PlanError::DoesNotFit { advice, .. }) = &mut fewest
             && let Some(dense) = self.four_bits
         {
-            let smaller = Needs {
+            let smaller = MemoryBreakdown {
                 dense,
                 ..self.needs
             };
@@ -146,7 +147,7 @@ impl Survey {
         let fewest = fewest?;
         let spare = fewest.budget - fewest.total;
         let more = self.prompt_scratch.saturating_sub(self.needs.scratch);
-        let needs = Needs {
+        let needs = MemoryBreakdown {
             scratch: self.needs.scratch + more.min(spare / 8),
             ..self.needs
         };
@@ -170,7 +171,11 @@ impl Survey {
         budget(&self.available, &self.wish)
     }
 
-    fn plan_with(&self, needs: &Needs, cache_slots: Option<u64>) -> Result<Plan, PlanError> {
+    fn plan_with(
+        &self,
+        needs: &MemoryBreakdown,
+        cache_slots: Option<u64>,
+    ) -> Result<Plan, PlanError> {
         let available = match (&self.available, self.wish.ram) {
             (Ok(available), _) => available.budget(),
             // What is not known bounds nothing that was given explicitly.
@@ -184,7 +189,7 @@ impl Survey {
             moe_layers: self.moe_layers,
             top_k: self.top_k,
         };
-        let wish = Wish {
+        let wish = MemoryOverrides {
             cache_slots,
             ..self.wish
         };

@@ -48,7 +48,7 @@ impl ExpertStore {
         /// Enough to keep the drives busy while an attention is computed.
         const AT_ONCE: usize = 8;
         let waiting = self.demands.iter().any(|d| d.stage == Stage::NoSlab);
-        if waiting || !self.guesses.is_empty() {
+        if waiting || !self.prefetches.is_empty() {
             return Ok(());
         }
         while self.preloading.len() < AT_ONCE

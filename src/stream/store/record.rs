@@ -5,7 +5,7 @@ use colibri_ring::engine::SlabState;
 use colibri_ring::record::Record;
 
 use super::ExpertStore;
-use crate::stream::log::Log;
+use crate::stream::demand_trace::DemandTrace;
 use crate::stream::routing::Recorder;
 
 impl ExpertStore {
@@ -26,11 +26,11 @@ impl ExpertStore {
     }
 
     /// Takes what [`Options::record`](colibri_ring::engine::Options::record) asked for: when chunks were read, and what they and the demands were.
-    pub fn take_record(&mut self) -> Option<(Record, Log)> {
+    pub fn take_record(&mut self) -> Option<(Record, DemandTrace)> {
         let log = self.log.take()?;
         // Guesses that nobody needed may be under way.
         self.give_up_demands();
-        self.guesses.clear();
+        self.prefetches.clear();
         while self.is_reading() {
             let event = self.engine.wait().ok()?;
             if let Err(error) = self.handle(event) {

@@ -6,12 +6,12 @@
 //! conversion that was killed anywhere goes on where it was; [`sums`] are what shards of earlier runs are checked by before
 //! their source is removed.
 
+mod checksums;
 mod error;
 mod files;
 mod manifest;
 mod plan;
 mod space;
-mod sums;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -23,11 +23,11 @@ use crate::pool::Pool;
 use crate::quant::encode::Packing;
 use crate::weight::Counts;
 
+use checksums::Checksums;
 pub use error::ConvertError;
 use files::{OutDir, Sources};
 use manifest::Manifest;
 use space::Space;
-use sums::Sums;
 
 /// The format of each kind of matrix; `None` keeps what is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,7 +167,7 @@ impl Conversion {
     ) -> Result<Summary, ConvertError> {
         self.check_space()?;
         self.out.begin(&self.options, &self.manifest)?;
-        let mut sums = Sums::read(&self.options.out);
+        let mut sums = Checksums::read(&self.options.out);
         let mut finished = self.manifest.finished(&self.options.out)?;
         if self.options.delete_source && self.find_damaged(&sums, &mut finished, stop)? {
             self.sources = Sources::open(&self.options, &self.manifest, &finished)?;
@@ -195,7 +195,7 @@ impl Conversion {
     /// Returns whether there are any.
     fn find_damaged(
         &self,
-        sums: &Sums,
+        sums: &Checksums,
         finished: &mut [bool],
         stop: &AtomicBool,
     ) -> Result<bool, ConvertError> {

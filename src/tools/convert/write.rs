@@ -6,10 +6,10 @@ use std::sync::{Mutex, PoisonError};
 
 use colibri_ring::file::Advice;
 
+use super::checksums::{Checksums, Pieces};
 use super::files::Sources;
 use super::manifest::Manifest;
 use super::plan::{Item, Output, Shard, Span};
-use super::sums::{Pieces, Sums};
 use super::{ConvertError, shard_path};
 use crate::pool::Pool;
 use crate::quant::Format;
@@ -66,7 +66,7 @@ pub fn shard(
     out: &Path,
     shard: &Shard,
     sources: &Sources,
-    sums: &mut Sums,
+    sums: &mut Checksums,
     pool: &Pool,
     stop: &AtomicBool,
     progress: &(dyn Fn(u64) + Sync),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use colibri_ring::file::File;
 
 use super::{Blocks, ProfileError};
-use crate::tools::measure::Dice;
+use crate::tools::measure::Rng;
 
 /// Blocks begin at multiples of this.
 pub(super) const GRID: u64 = 4096;
@@ -13,7 +13,7 @@ pub(super) const GRID: u64 = 4096;
 /// Draws blocks.
 #[derive(Debug)]
 pub(super) struct Draw {
-    dice: Dice,
+    rng: Rng,
     blocks: Blocks,
     /// For each file that holds a block: its index, and how many starts lie in it and the files before it.
     starts: Vec<(u32, u64)>,
@@ -40,7 +40,7 @@ impl Draw {
             return Err(ProfileError::TooShort { block });
         }
         Ok(Draw {
-            dice: Dice(u64::from(std::process::id())),
+            rng: Rng(u64::from(std::process::id())),
             blocks: blocks.clone(),
             starts,
         })
@@ -48,10 +48,10 @@ impl Draw {
 
     pub(super) fn next(&mut self) -> (u32, u64, u64) {
         match &self.blocks {
-            Blocks::Extents(extents) => extents[self.dice.below(extents.len() as u64) as usize],
+            Blocks::Extents(extents) => extents[self.rng.below(extents.len() as u64) as usize],
             Blocks::Anywhere(len) => {
                 let total = self.starts.last().map_or(1, |(_, sum)| *sum);
-                let drawn = self.dice.below(total);
+                let drawn = self.rng.below(total);
                 let at = self.starts.partition_point(|(_, sum)| *sum <= drawn);
                 let before = if at == 0 { 0 } else { self.starts[at - 1].1 };
                 (self.starts[at].0, (drawn - before) * GRID, *len)

@@ -13,7 +13,7 @@ use colibri_ring::tokio_read;
 use super::draw::{Draw, GRID};
 use super::{Blocks, Outcome, ProfileError, Reader, Run};
 use crate::runtime::plan;
-use crate::tools::measure::{self, Dice, Load, cpu_time};
+use crate::tools::measure::{self, Load, Rng, cpu_time};
 
 /// The files of a drive that is measured.
 #[derive(Clone, Debug)]
@@ -54,14 +54,14 @@ impl Target {
     /// Drops the files from the page cache, and looks whether that worked.
     fn drop_cached(&self) -> Result<(), ProfileError> {
         const SAMPLE: usize = 64;
-        let mut dice = Dice(3);
+        let mut rng = Rng(3);
         for file in self.files.iter().filter(|file| file.size() > 0) {
             // Pages of a file that was just written are kept until the drive has them.
             let _ = rustix::fs::fdatasync(file.buffered_fd());
             file.advise(0, file.size(), Advice::DontNeed);
             let mut cached = 0;
             for _ in 0..SAMPLE {
-                let offset = dice.below(file.size());
+                let offset = rng.below(file.size());
                 // A file system that cannot tell, like a tmpfs, may well have it in memory.
                 cached += usize::from(file.is_cached(offset) != Some(false));
                 // Asking may have started a read.

@@ -8,7 +8,7 @@ use crate::stream::routing::Event;
 
 /// How regular made-up routing is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Habits {
+pub struct RoutingParams {
     /// Share of a token's experts that the token before used, too.
     pub repeated: f64,
     /// Share of a layer's experts that the early look, at the router of the layer before, finds.
@@ -17,10 +17,10 @@ pub struct Habits {
     pub late: f64,
 }
 
-impl Default for Habits {
+impl Default for RoutingParams {
     /// GLM-5.2: 23% to 41% are repeated; 72% and 84% are foreseen.
-    fn default() -> Habits {
-        Habits {
+    fn default() -> RoutingParams {
+        RoutingParams {
             repeated: 0.3,
             early: 0.72,
             late: 0.84,
@@ -28,9 +28,9 @@ impl Default for Habits {
     }
 }
 
-struct Dice(ChaCha8Rng);
+struct Rng(ChaCha8Rng);
 
-impl Dice {
+impl Rng {
     fn below(&mut self, n: usize) -> usize {
         ((u64::from(self.0.next_u32()) * n as u64) >> 32) as usize
     }
@@ -51,8 +51,13 @@ impl Dice {
 }
 
 /// Routing of `tokens` tokens, one at a time. The same seed makes the same.
-pub fn made_up(config: &Config, tokens: usize, habits: Habits, seed: u64) -> Vec<Event> {
-    let mut dice = Dice(ChaCha8Rng::seed_from_u64(seed));
+pub fn synthetic_routing(
+    config: &Config,
+    tokens: usize,
+    params: RoutingParams,
+    seed: u64,
+) -> Vec<Event> {
+    let mut rng = Rng(ChaCha8Rng::seed_from_u64(seed));
     let (experts, top_k) = (config.n_routed_experts, config.num_experts_per_tok);
     let layers: Vec<usize> = config.sparse_layers().collect();
     let mut chosen: Vec<Vec<u32>> = vec![Vec::new(); layers.len()];
@@ -60,24 +65,24 @@ pub fn made_up(config: &Config, tokens: usize, habits: Habits, seed: u64) -> Vec
     for _ in 0..tokens {
         for (ids, _) in chosen.iter_mut().zip(&layers) {
             let before = std::mem::take(ids);
-            ids.extend(before.iter().filter(|_| dice.chance(habits.repeated)));
+            ids.extend(before.iter().filter(|_| rng.chance(params.repeated)));
             while ids.len() < top_k {
                 let taken: Vec<u32> = ids.iter().chain(&before).copied().collect();
                 // A token may use more than half of the experts.
                 let taken = if taken.len() < experts { &taken } else { &*ids };
-                let id = dice.other(experts, taken);
+                let id = rng.other(experts, taken);
                 ids.push(id);
             }
         }
         for (i, &layer) in layers.iter().enumerate() {
-            events.push(look(layer, &chosen[i], habits.late, experts, &mut dice));
+            events.push(look(layer, &chosen[i], params.late, experts, &mut rng));
             let experts_of_layer = chosen[i].clone();
             events.push(Event::Routed {
                 layer,
                 experts: experts_of_layer,
             });
             if let Some(&next) = layers.get(i + 1) {
-                events.push(look(next, &chosen[i + 1], habits.early, experts, &mut dice));
+                events.push(look(next, &chosen[i + 1], params.early, experts, &mut rng));
             }
             events.push(Event::Computed { layer });
         }
@@ -86,18 +91,18 @@ pub fn made_up(config: &Config, tokens: usize, habits: Habits, seed: u64) -> Vec
 }
 
 /// A look that finds so many of the `chosen` experts; what it is surer of is more often right.
-fn look(layer: usize, chosen: &[u32], found: f64, experts: usize, dice: &mut Dice) -> Event {
+fn look(layer: usize, chosen: &[u32], found: f64, experts: usize, rng: &mut Rng) -> Event {
     let ranks = chosen.len().min(experts);
     let mut ranked: Vec<u32> = Vec::with_capacity(ranks);
     for (rank, &id) in chosen.iter().enumerate() {
         // From nearly certain at the first rank, down evenly, with the wanted mean.
         let position = (rank as f64 + 0.5) / ranks as f64;
         let chance = found + (1.0 - found).min(found) * (1.0 - 2.0 * position);
-        if dice.chance(chance) || ranked.len() + chosen.len() >= experts {
+        if rng.chance(chance) || ranked.len() + chosen.len() >= experts {
             ranked.push(id);
         } else {
             let taken: Vec<u32> = ranked.iter().chain(chosen).copied().collect();
-            ranked.push(dice.other(experts, &taken));
+            ranked.push(rng.other(experts, &taken));
         }
     }
     Event::Look {
@@ -120,8 +125,8 @@ mod tests {
 
     #[test]
     fn it_has_the_habits_asked_for() {
-        let habits = Habits::default();
-        let events = made_up(&config(64, 8), 400, habits, 1);
+        let params = RoutingParams::default();
+        let events = synthetic_routing(&config(64, 8), 400, params, 1);
         let layer = config(64, 8).sparse_layers().next().unwrap();
         let (mut before, mut looked): (Vec<u32>, Vec<u32>) = Default::default();
         let (mut repeated, mut late, mut all) = (0, 0, 0);
@@ -142,17 +147,18 @@ mod tests {
         }
         let share = |n: usize| n as f64 / f64::from(all);
         assert!(
-            (share(repeated) - habits.repeated).abs() < 0.05,
+            (share(repeated) - params.repeated).abs() < 0.05,
             "{}",
             share(repeated)
         );
-        assert!((share(late) - habits.late).abs() < 0.05, "{}", share(late));
+        assert!((share(late) - params.late).abs() < 0.05, "{}", share(late));
     }
 
     #[test]
     fn a_token_may_use_all_experts() {
         for (experts, top_k) in [(4, 4), (5, 4), (1, 1)] {
-            for event in made_up(&config(experts, top_k), 20, Habits::default(), 2) {
+            for event in synthetic_routing(&config(experts, top_k), 20, RoutingParams::default(), 2)
+            {
                 let mut ids = match event {
                     Event::Look { experts, .. } | Event::Routed { experts, .. } => experts,
                     _ => continue,

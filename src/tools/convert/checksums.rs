@@ -23,15 +23,15 @@ const BLOCK: u64 = 4 << 20;
 
 /// CRC-32 of the data of each shard, by name.
 #[derive(Debug, Default)]
-pub struct Sums(BTreeMap<String, u32>);
+pub struct Checksums(BTreeMap<String, u32>);
 
-impl Sums {
+impl Checksums {
     /// What is noted in `out`. What cannot be read is not noted: then shards count as damaged.
-    pub fn read(out: &Path) -> Sums {
+    pub fn read(out: &Path) -> Checksums {
         let path = out.join(NAME);
         let regular = fs::metadata(&path).is_ok_and(|meta| meta.is_file());
         let text = regular.then(|| fs::read(&path).ok()).flatten();
-        Sums(
+        Checksums(
             text.and_then(|text| serde_json::from_slice(&text).ok())
                 .unwrap_or_default(),
         )

@@ -11,8 +11,8 @@ use colibri_uring::runtime::chat::Conversation;
 use colibri_uring::runtime::kv_file::{Fingerprint, KvFileError, default_path};
 
 use super::status::say;
-use crate::cli::count::count;
-use crate::cli::kv::Kept;
+use crate::cli::kv::KvStore;
+use crate::cli::pluralize::pluralize;
 
 /// Where `chat` keeps the conversation.
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ impl ChatKvArgs {
     pub fn open(
         &self,
         fingerprint: impl FnOnce() -> anyhow::Result<Fingerprint>,
-    ) -> anyhow::Result<Option<Kept>> {
+    ) -> anyhow::Result<Option<KvStore>> {
         // A script gets the same answers each time.
         let unasked = self.kv.is_none();
         if self.no_kv || unasked && !io::stdin().is_terminal() {
@@ -51,7 +51,7 @@ impl ChatKvArgs {
                 }
             },
         };
-        match Kept::open(&path, self.kv_reset, fingerprint) {
+        match KvStore::open(&path, self.kv_reset, fingerprint) {
             Err(error @ (KvFileError::InUse { .. } | KvFileError::Io { .. })) if unasked => {
                 tracing::warn!("the conversation is not kept: {error}");
                 Ok(None)
@@ -63,7 +63,7 @@ impl ChatKvArgs {
 
 /// Goes on with what is kept, as far as it is a conversation of this kind.
 pub fn resume(
-    kept: &mut Kept,
+    kept: &mut KvStore,
     session: &mut Session,
     conversation: &mut Conversation,
 ) -> anyhow::Result<()> {
@@ -87,14 +87,14 @@ pub fn resume(
     if messages > 0 {
         say(&format!(
             "going on with a conversation of {}; /reset begins a new one",
-            count(messages, "message")
+            pluralize(messages, "message")
         ));
     }
     Ok(())
 }
 
 /// Keeps what was said. That it cannot be kept is no reason to stop talking.
-pub fn keep(kept: &mut Option<Kept>, session: &mut Session, conversation: &Conversation) {
+pub fn keep(kept: &mut Option<KvStore>, session: &mut Session, conversation: &Conversation) {
     let Some(open) = kept else { return };
     let note = serde_json::to_vec(&conversation.record()).map_err(anyhow::Error::from);
     if let Err(error) = note.and_then(|note| open.save(session, conversation.ids(), &note)) {
@@ -103,8 +103,8 @@ pub fn keep(kept: &mut Option<Kept>, session: &mut Session, conversation: &Conve
 }
 
 /// Forgets what is kept.
-pub fn forget(kept: &mut Option<Kept>) {
-    if let Some(Err(error)) = kept.as_mut().map(Kept::clear) {
+pub fn forget(kept: &mut Option<KvStore>) {
+    if let Some(Err(error)) = kept.as_mut().map(KvStore::clear) {
         tracing::warn!("{error}");
     }
 }

@@ -19,7 +19,7 @@ pub struct Demanded {
 
 /// What a store did, up to a number of entries.
 #[derive(Debug)]
-pub struct Log {
+pub struct DemandTrace {
     room: usize,
     /// By the number of the read, what it brings.
     started: Vec<Key>,
@@ -31,10 +31,10 @@ pub struct Log {
     pub lost: u64,
 }
 
-impl Log {
+impl DemandTrace {
     /// A log with room for that many reads and demands.
-    pub(super) fn new(room: usize) -> Log {
-        Log {
+    pub(super) fn new(room: usize) -> DemandTrace {
+        DemandTrace {
             room,
             started: Vec::new(),
             demands: Vec::new(),

@@ -1,4 +1,4 @@
-//! Pictures of a decode: a trace for Perfetto, and a report.
+//! TraceOutputs of a decode: a trace for Perfetto, and a report.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use colibri_uring::model::Session;
 use colibri_uring::tools::report::decode::{About, page};
 use colibri_uring::tools::trace::Trace;
 
-use super::open::Opened;
+use super::open::LoadedModel;
 use super::output::{self, Output};
 use super::size::human;
 use super::stats::Stats;
 
-/// Which pictures to make.
+/// Which traces to make.
 #[derive(Debug, Args)]
-pub struct PictureArgs {
+pub struct TraceArgs {
     /// Write when each chunk was read and when each layer was computed, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE", env = "COLIBRI_TRACE")]
     trace: Option<PathBuf>,
@@ -27,12 +27,12 @@ pub struct PictureArgs {
 
 /// The files, made before anything is loaded: after a long decode is a bad time to find out that there is no such directory.
 #[derive(Debug)]
-pub struct Pictures {
+pub struct TraceOutputs {
     trace: Option<Output>,
     report: Option<Output>,
 }
 
-impl PictureArgs {
+impl TraceArgs {
     /// Whether there is something to record.
     pub fn wanted(&self) -> bool {
         self.trace.is_some() || self.report.is_some()
@@ -43,30 +43,35 @@ impl PictureArgs {
         &self,
         routing: Option<&Path>,
         kv: Option<&Path>,
-    ) -> anyhow::Result<(Pictures, Option<Output>)> {
+    ) -> anyhow::Result<(TraceOutputs, Option<Output>)> {
         let files = [
             ("--trace", self.trace.as_deref(), "{\"displayTimeUnit\":"),
             ("--report", self.report.as_deref(), output::HTML),
             ("--save-routing", routing, "{\"routing\":"),
         ];
         let [trace, report, routing] = output::create(files, &[("--kv", kv)])?;
-        Ok((Pictures { trace, report }, routing))
+        Ok((TraceOutputs { trace, report }, routing))
     }
 }
 
-impl Pictures {
+impl TraceOutputs {
     fn wanted(&self) -> bool {
         self.trace.is_some() || self.report.is_some()
     }
 
     /// What was recorded, if a picture is wanted.
-    pub fn take(&self, session: &mut Session<'_>, opened: &Opened) -> Option<Trace> {
+    pub fn take(&self, session: &mut Session<'_>, opened: &LoadedModel) -> Option<Trace> {
         self.wanted()
             .then(|| Trace::take(session, opened.sources()))?
     }
 
     /// Writes them, the second also where the first cannot be written.
-    pub fn write(self, trace: Option<Trace>, opened: &Opened, stats: &Stats) -> anyhow::Result<()> {
+    pub fn write(
+        self,
+        trace: Option<Trace>,
+        opened: &LoadedModel,
+        stats: &Stats,
+    ) -> anyhow::Result<()> {
         if !self.wanted() {
             return Ok(());
         }

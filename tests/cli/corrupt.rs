@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-use crate::child::{error_of, finish, on_model};
 use crate::common::Saved;
+use crate::process::{error_of, finish, on_model};
 
 /// One tensor of a shard.
 #[derive(Clone)]

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::broken::Broken;
-use crate::child::{colibri, complaints, finish, json_of};
+use crate::corrupt::Broken;
+use crate::process::{colibri, complaints, finish, json_of};
 
 /// A model that never stops by itself.
 pub fn endless() -> Broken {

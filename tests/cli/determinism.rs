@@ -5,8 +5,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::child::{error_of, finish, json_of, list, on_model, stderr};
 use crate::common::Saved;
+use crate::process::{error_of, finish, json_of, list, on_model, stderr};
 use crate::sandbox::{deny, io_uring, limit_files, limit_memlock};
 
 /// All element types, both layouts of experts, split directories, experts across shards, sparse attention over hundreds

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::child::{colibri, complaints, on_model};
 use crate::common::Saved;
+use crate::process::{colibri, complaints, on_model};
 
 fn spawned(mut command: Command) -> Child {
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 /// So many things, of which one is called `thing`: `1 shard`, `2 shards`.
-pub fn count<N: Display + PartialEq + From<u8>>(n: N, thing: &str) -> String {
+pub fn pluralize<N: Display + PartialEq + From<u8>>(n: N, thing: &str) -> String {
     match n == N::from(1) {
         true => format!("{n} {thing}"),
         false => format!("{n} {thing}s"),
@@ -16,9 +16,9 @@ mod tests {
 
     #[test]
     fn one_thing_is_not_several() {
-        assert_eq!(count(0_usize, "shard"), "0 shards");
-        assert_eq!(count(1_u64, "shard"), "1 shard");
-        assert_eq!(count(2_u32, "shard"), "2 shards");
-        assert_eq!(count(1_usize, "token id"), "1 token id");
+        assert_eq!(pluralize(0_usize, "shard"), "0 shards");
+        assert_eq!(pluralize(1_u64, "shard"), "1 shard");
+        assert_eq!(pluralize(2_u32, "shard"), "2 shards");
+        assert_eq!(pluralize(1_usize, "token id"), "1 token id");
     }
 }

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use crate::broken::Broken;
-use crate::child::{error_of, finish, json_of, list, on_model};
 use crate::common::Saved;
+use crate::corrupt::Broken;
 use crate::kv::Talk;
+use crate::process::{error_of, finish, json_of, list, on_model};
 
 use serde_json::json;
 
