@@ -1,7 +1,7 @@
-//! The small model that is part of the program: `glm_moe_dsa` with 16 experts a layer, trained on English novels (demo/README.md).
+//! Unpacks the demo model that the program contains: `glm_moe_dsa`, 16 experts a layer, trained on English novels (demo/README.md).
 //!
-//! Models are read from files, with O_DIRECT where possible, so this one is unpacked to the user's cache directory. Every
-//! later use compares what is there with the digests of `SHA256SUMS`, and puts right what is damaged.
+//! Models are read from files, with O_DIRECT where possible, so the model is unpacked to the user's cache directory. Each
+//! later use compares the files with the digests of `SHA256SUMS` and replaces damaged ones.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 mod unpack;
 
-/// What the model can be asked to continue.
+/// The prompt that the demo continues by default.
 pub const PROMPT: &str = "It is a truth universally acknowledged, that";
 
 /// A file of the model.
@@ -27,7 +27,7 @@ macro_rules! files {
     };
 }
 
-/// All of them. A file that is not here is not known to the program, and one that is has a line in [`SUMS`].
+/// The files of the model; each has a line in [`SUMS`].
 const FILES: &[File] = files!(
     "chat_template.jinja",
     "config.json",
@@ -50,13 +50,13 @@ fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Why there is no demo model.
+/// The demo model cannot be unpacked, not even to a temporary directory.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot unpack the demo model to {}: {source}", path.display())]
 pub struct DemoError {
-    /// The temporary directory, which was the last resort.
+    /// The temporary directory, tried after the cache directory.
     path: PathBuf,
-    /// The operating system's answer.
+    /// The error of the last attempt.
     source: io::Error,
 }
 
@@ -68,17 +68,17 @@ pub struct Demo {
 }
 
 impl Demo {
-    /// Unpacks the model to the user's cache directory, unless it is there already. Where that is not possible, a
-    /// warning says why, and it is unpacked to a temporary directory. `temporary` is told the name of each directory that must be
-    /// removed if the process ends otherwise than by dropping what this returns.
+    /// Unpacks the model to the user's cache directory, unless an intact copy exists. If the cache directory cannot be used,
+    /// logs a warning and unpacks to a temporary directory. `temporary` is called with each directory that the caller must
+    /// remove if the process exits without dropping the result.
     ///
     /// # Errors
-    /// [`DemoError`]: the temporary directory cannot be written either.
+    /// [`DemoError`] if the temporary directory cannot be written either.
     pub fn open(temporary: impl Fn(&Path)) -> Result<Demo, DemoError> {
         Demo::open_in(cache(), &temporary)
     }
 
-    /// Like [`Demo::open`], for a cache directory, or the reason why there is none.
+    /// [`Demo::open`] with the cache directory, or the reason why none exists.
     fn open_in(
         cache: Result<PathBuf, &'static str>,
         temporary: &dyn Fn(&Path),
@@ -115,18 +115,18 @@ impl Demo {
         })
     }
 
-    /// Where it is.
+    /// The directory with the model's files.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 }
 
-/// The name of the model's directory: another model has another one, so that versions of the program do not disturb each other.
+/// The directory's name, derived from the digests, so that versions of the program with different models can coexist.
 fn directory() -> String {
     format!("demo-{}", &hex(&Sha256::digest(SUMS))[..12])
 }
 
-/// `XDG_CACHE_HOME`, which counts only when it is absolute, or `~/.cache`. A home that does not exist is not made.
+/// `XDG_CACHE_HOME` if it is absolute, else `~/.cache`. Does not create a missing home directory.
 fn cache() -> Result<PathBuf, &'static str> {
     let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     if let Some(cache) = named.filter(|cache| cache.is_absolute()) {

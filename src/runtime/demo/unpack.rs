@@ -1,4 +1,4 @@
-//! Files that are written once, looked at on every use, and replaced when they are not what they should be.
+//! Writes the demo model's files, verifies them on each use, and replaces damaged ones.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read, Write};
@@ -10,20 +10,20 @@ use sha2::{Digest, Sha256};
 
 use super::{FILES, File, hex, sum_of};
 
-/// Makes sure that `dir` has all files with the right content. Nothing is written when it has.
+/// Ensures that `dir` has all files with the right content; writes nothing if it does.
 ///
-/// Other processes may do the same at the same time: files appear under their names complete, by a rename, and whoever reads
-/// one that is replaced keeps what it has opened. Links in the place of the directory or of a file are replaced, not followed.
-/// `temporary` is told where the files are written first.
+/// Safe against other processes that do the same: a rename publishes complete files, and readers of a replaced file
+/// keep their open descriptor. Symbolic links in place of the directory or a file are replaced, not followed.
+/// `temporary` is called with the directory that the files are first written to.
 ///
 /// # Errors
-/// A file system that cannot be read or written, or gives back something else than what was written.
+/// A file system error, or content that differs from what was written.
 pub fn keep(dir: &Path, temporary: &dyn Fn(&Path)) -> io::Result<()> {
     if damaged(dir)?.is_empty() {
         return Ok(());
     }
     let parent = (dir.parent()).ok_or_else(|| io::Error::other("it has no parent"))?;
-    // As the XDG specification wants what it makes: for the user alone.
+    // The XDG specification requires mode 0700 for directories that a program creates.
     let mut maker = DirBuilder::new();
     maker.recursive(true).mode(0o700).create(parent)?;
     let part = tempfile::Builder::new()
@@ -34,9 +34,9 @@ pub fn keep(dir: &Path, temporary: &dyn Fn(&Path)) -> io::Result<()> {
     if fs::symlink_metadata(dir).is_ok_and(|found| !found.is_dir()) {
         fs::remove_file(dir)?;
     }
-    // A directory takes the place of none and of an empty one only.
+    // Renaming a directory replaces only a missing or empty one.
     match fs::rename(part.path(), dir) {
-        // There is nothing left to be removed.
+        // The temporary directory no longer exists under its old name.
         Ok(()) => drop(part.keep()),
         Err(_) => {
             for file in damaged(dir)? {
@@ -57,7 +57,7 @@ pub fn keep(dir: &Path, temporary: &dyn Fn(&Path)) -> io::Result<()> {
 /// Writes new files.
 ///
 /// # Errors
-/// A file system that cannot be written, or has a file of such a name.
+/// A file system error, or a file of that name that already exists.
 pub fn write(dir: &Path, files: &[File]) -> io::Result<()> {
     for file in files {
         let mut out = fs::File::create_new(dir.join(file.name))?;
@@ -66,7 +66,7 @@ pub fn write(dir: &Path, files: &[File]) -> io::Result<()> {
     Ok(())
 }
 
-/// The files that are missing or not as they should be; all of them where there is no directory.
+/// The files that are missing or have other content; all of them if `dir` is not a directory.
 fn damaged(dir: &Path) -> io::Result<Vec<File>> {
     match fs::symlink_metadata(dir) {
         Ok(found) if found.is_dir() => {}
@@ -80,7 +80,7 @@ fn damaged(dir: &Path) -> io::Result<Vec<File>> {
 
 /// Whether a path is a regular file with the content of `file`.
 fn is_intact(path: &Path, file: &File) -> io::Result<bool> {
-    // A pipe of that name would be waited for.
+    // NONBLOCK: opening a FIFO of that name would block.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let opened = OpenOptions::new()
         .read(true)
