@@ -7,37 +7,19 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 mod args;
-mod chat;
-mod convert;
-mod decode;
-mod demo;
-mod doctor;
-mod environment;
-mod explicit_flags;
-mod inspect;
+mod commands;
 mod interrupt;
-mod kv;
-mod manual;
-mod mirror;
 mod open;
 mod output;
-mod plan;
-mod pluralize;
-mod printer;
-mod profile;
-mod progress;
-mod prompt;
-mod report;
-mod sampling;
-mod score;
-mod simulate;
-mod size;
-mod stats;
-mod synth;
-mod template;
-mod terminal;
-mod trace_outputs;
 mod writing;
+
+use args::{WrongUsage, environment};
+use commands::{
+    chat, convert, decode, demo, doctor, inspect, manual, mirror, plan, profile, score, simulate,
+    synth,
+};
+use output::error::{is_closed_pipe, one_line};
+use output::{printer, terminal};
 
 /// Runs mixture-of-experts language models far larger than memory, their experts streamed from SSD through io_uring.
 #[derive(Debug, Parser)]
@@ -154,11 +136,6 @@ fn command() -> clap::Command {
     with_numbers(Cli::command())
 }
 
-/// What clap cannot express in its derive: the program ends with exit code 2, this message and the usage of the command.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct WrongUsage(String);
-
 /// Shows wrong usage of the command `used`; other errors stay.
 fn with_usage(error: anyhow::Error, mut used: clap::Command) -> anyhow::Result<ExitCode> {
     match error.downcast_ref::<WrongUsage>() {
@@ -191,54 +168,8 @@ fn log_to_stderr(verbose: u8) {
         .init();
 }
 
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let kind = error.chain().find_map(|cause| {
-        let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
-        // serde_json wraps the error of the writer.
-        io.or_else(|| {
-            cause
-                .downcast_ref::<serde_json::Error>()
-                .and_then(serde_json::Error::io_error_kind)
-        })
-    });
-    kind == Some(io::ErrorKind::BrokenPipe)
-}
-
-/// Characters of an error, at most.
-const LONGEST: usize = 4000;
-
-/// The error and its causes in one line. A cause that the message before it ends with is not repeated.
-fn one_line(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain() {
-        let text = cause.to_string();
-        if line.is_empty() {
-            line = text;
-        } else if !line.ends_with(&text) {
-            line = format!("{line}: {text}");
-        }
-    }
-    // Files have a say in it, and a terminal obeys control characters.
-    let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
-    let shown: String = line.chars().take(LONGEST).map(printer::shown).collect();
-    match line.chars().nth(LONGEST) {
-        Some(_) => shown + " ...",
-        None => shown,
-    }
-}
-
-/// Prints the one JSON object of `--json`.
-fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    // All of it before any of it is printed: nobody gets half an object.
-    let mut json = serde_json::to_vec(value)?;
-    json.push(b'\n');
-    printer::to_stdout(|out| out.write_all(&json))
-}
-
 #[cfg(test)]
 mod tests {
-    use anyhow::Context;
-
     use super::*;
 
     #[test]
@@ -271,28 +202,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn an_error_is_one_line_without_repetition() {
-        let io = io::Error::other("disk on\nfire");
-        let error = Err::<(), _>(io)
-            .context("cannot read a: disk on\nfire")
-            .context("cannot load the model")
-            .unwrap_err();
-        assert_eq!(
-            one_line(&error),
-            "cannot load the model: cannot read a: disk on fire"
-        );
-    }
-
-    #[test]
-    fn a_closed_pipe_is_recognised_behind_context_and_json() {
-        let pipe = || io::Error::from(io::ErrorKind::BrokenPipe);
-        assert!(is_closed_pipe(
-            &anyhow::Error::from(pipe()).context("cannot write")
-        ));
-        assert!(is_closed_pipe(&serde_json::Error::io(pipe()).into()));
-        assert!(!is_closed_pipe(&io::Error::other("x").into()));
     }
 }

@@ -25,11 +25,11 @@ use colibri_uring::tools::report::machine;
 use colibri_uring::tools::trace;
 use colibri_uring::weight::shapes::layer_of;
 
-use super::args::{DsaArg, ModelArgs, check_mirrors, weights};
-use super::interrupt::{self, Loading};
-use super::progress;
-use super::size::human;
-use super::stats::{EngineStats, Latency, PrefetchStats, Replica};
+use crate::cli::args::model::{DsaArg, ModelArgs, check_mirrors, weights};
+use crate::cli::args::size::human;
+use crate::cli::interrupt::{self, Loading};
+use crate::cli::output::progress;
+use crate::cli::output::stats::{EngineStats, Latency, PrefetchStats, Replica};
 
 /// What has failed when signals cannot be handled.
 const HANDLE: &str = "cannot handle Ctrl-C";

@@ -7,8 +7,8 @@ use colibri_uring::model::{ModelError, Phase, Session};
 use colibri_uring::runtime::draft::{self, Drafter, Mode};
 use colibri_uring::runtime::generate::{Generated, Source, generate};
 
-use super::printer::Printer;
-use super::progress;
+use crate::cli::output::printer::Printer;
+use crate::cli::output::progress;
 
 /// What is to be written.
 pub struct GenerationRun<'a, W> {

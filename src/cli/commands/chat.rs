@@ -1,0 +1,363 @@
+//! `chat`: a conversation with a model.
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use colibri_uring::config::Generation;
+use colibri_uring::model::Session;
+use colibri_uring::runtime::chat::{ChatError, Conversation, Format, Turn};
+use colibri_uring::runtime::draft::Mode;
+use colibri_uring::runtime::generate::{Finish, Generated, Source};
+use colibri_uring::runtime::sample::{Sampler, Sampling};
+use colibri_uring::runtime::template::TemplateError;
+use colibri_uring::runtime::tokenizer::{Tokenizer, check_ids};
+
+use crate::cli::args::model::{DraftArgs, ModelArgs};
+use crate::cli::args::sampling::SamplingArgs;
+use crate::cli::args::template::{self, TemplateArgs};
+use crate::cli::commands::kv::KvStore;
+use crate::cli::interrupt::{self, Interrupts};
+use crate::cli::open::{self, LoadedModel, ModelIndex, Tokens};
+use crate::cli::output::pluralize::pluralize;
+use crate::cli::output::printer::Printer;
+use crate::cli::writing::{GenerationOutcome, GenerationRun};
+
+mod command;
+mod input;
+mod kv_store;
+mod status;
+
+use command::Line;
+use input::{Input, Lines};
+use kv_store::ChatKvArgs;
+use status::{ContextUsage, Counters, say};
+
+/// Talk with a model: each line is a message, and the model remembers the conversation
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    colibri-uring chat --model /models/GLM-5.2 --ram 24GiB --context 16384\n  \
+    colibri-uring chat --model DIR --system \"You answer in one sentence.\" --template-var enable_thinking=false\n  \
+    printf 'Hello\\nAnd in French?\\n' | colibri-uring chat --model DIR > answers.txt\n  \
+    colibri-uring chat --model DIR --kv plans.kv   # goes on with the conversation in that file\n\
+/help in a conversation lists its commands. Lines are kept in ~/.local/state/colibri-uring/history.")]
+pub struct ChatArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
+    /// Use no chat template: what you write and what the model writes is one text, as suits a model that was not trained to talk
+    #[arg(long, env = "COLIBRI_RAW", value_parser = FalseyValueParser::new())]
+    raw: bool,
+    /// Tokens of the conversation that memory is kept for [default: 8192, or what the model allows]
+    #[arg(long, value_name = "N", env = "COLIBRI_CONTEXT")]
+    context: Option<usize>,
+    /// How many tokens an answer has at most [default: as many as the context has room for; 128 where an answer may never end:
+    /// with --raw, for the demo model, and without any stop token]
+    #[arg(short, value_name = "N", env = "COLIBRI_N")]
+    n: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
+    #[command(flatten)]
+    kv: ChatKvArgs,
+}
+
+/// Tokens of a conversation where nobody says how many.
+const DEFAULT_CONTEXT: usize = 8192;
+/// Tokens of an answer that may never end, where nobody says how many.
+const DEFAULT_ANSWER: usize = 128;
+/// Tokens that are computed at once, if memory allows; a message is rarely longer.
+const PREFILL: usize = 2048;
+
+/// Loads the model and talks until there is nothing more to say.
+pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
+    let dir = &args.model.model[0];
+    let Some(tokenizer) = Tokenizer::load(dir)? else {
+        bail!(
+            "no tokenizer.json in {}: it is needed to chat",
+            dir.display()
+        );
+    };
+    let format = match args.raw {
+        true => Format::Raw,
+        false => args
+            .template
+            .format(dir)
+            .map_err(|error| match error.downcast_ref() {
+                Some(TemplateError::Missing { .. }) => {
+                    error.context("cannot chat (chat --raw does without a template)")
+                }
+                _ => error,
+            })?,
+    };
+    let sampling = args.sampling.over(Generation::load(dir)?.sampling());
+    let indexed = ModelIndex::open(&args.model)?.drafting(args.draft.mtp.0)?;
+    let max = indexed.config().max_position_embeddings;
+    let mut kept = args.kv.open(|| indexed.fingerprint(&args.model))?;
+    let before = kept.as_ref().map_or(0, |kept| kept.file().ids().len());
+    let context = match args.context {
+        None => max.min(DEFAULT_CONTEXT.max(before.saturating_add(PREFILL))),
+        Some(n) if before > 0 && n <= before => bail!(
+            "--context {n} is too little for the conversation that is kept, which has {}: give more, another --kv, --no-kv, or \
+             --kv-reset",
+            pluralize(before, "token")
+        ),
+        Some(n) if (2..=max).contains(&n) => n,
+        Some(n) => bail!(
+            "--context {n} is not possible: the model allows 2 to {max} tokens (max_position_embeddings)"
+        ),
+    };
+    let mut stop = indexed.config().eos_token_ids.clone();
+    if !args.raw {
+        stop.extend(template::end_of_message(&tokenizer, dir)?);
+    }
+    let endless = args.raw || args.model.demo || stop.is_empty();
+    let tokens = Tokens {
+        context,
+        prompt: context.min(PREFILL),
+    };
+    let vocab = indexed.config().vocab_size;
+    let (opened, store) = indexed.load(&args.model, tokens)?;
+    let interrupts = Interrupts::install().context("cannot handle Ctrl-C")?;
+    let mut session = opened.session(store);
+    let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
+    if let Some(kept) = &mut kept {
+        kv_store::resume(kept, &mut session, &mut conversation)?;
+    }
+    let mut chat = Chat {
+        conversation,
+        kept,
+        tokenizer: &tokenizer,
+        opened: &opened,
+        session,
+        sampling,
+        drafts: args.draft.mtp.0,
+        stop,
+        vocab,
+        context,
+        longest: match args.n {
+            Some(n) => n,
+            None if endless => DEFAULT_ANSWER,
+            None => usize::MAX,
+        },
+        longest_given: args.n.is_some(),
+        interrupts,
+    };
+    let ended = chat.talk(&mut Lines::open());
+    if ended.is_ok() {
+        opened.keep_usage(&mut chat.session);
+    }
+    ended
+}
+
+/// A running conversation.
+struct Chat<'a> {
+    conversation: Conversation<'a>,
+    /// Where it is kept.
+    kept: Option<KvStore>,
+    tokenizer: &'a Tokenizer,
+    opened: &'a LoadedModel,
+    session: Session<'a>,
+    sampling: Sampling,
+    drafts: Mode,
+    stop: Vec<u32>,
+    vocab: usize,
+    /// Tokens that fit.
+    context: usize,
+    /// Tokens of an answer at most.
+    longest: usize,
+    /// That number was given.
+    longest_given: bool,
+    interrupts: Interrupts,
+}
+
+impl Chat<'_> {
+    /// Reads and answers until the end of the input. The exit code is 1 if a script's message could not be answered.
+    fn talk(&mut self, lines: &mut Lines) -> anyhow::Result<ExitCode> {
+        let interactive = lines.interactive();
+        if interactive {
+            say(&format!(
+                "context of {}; /help says what else can be typed, Ctrl-C stops an answer, Ctrl-D leaves",
+                pluralize(self.context, "token")
+            ));
+        }
+        let (mut code, mut leaving) = (ExitCode::SUCCESS, false);
+        loop {
+            self.interrupts.idle.store(true, Ordering::SeqCst);
+            // Between two answers nobody was stopped by it.
+            if self.interrupts.terminated.load(Ordering::SeqCst) {
+                return Ok(interrupt::exit_code());
+            }
+            // Ctrl-C is a signal until the next line is asked for, and a key from then on.
+            if leaving && self.interrupts.asked.load(Ordering::SeqCst) {
+                return Ok(code);
+            }
+            let input = lines.next()?;
+            self.interrupts.idle.store(false, Ordering::SeqCst);
+            let line = match input {
+                Input::End => return Ok(code),
+                Input::Interrupted if leaving => return Ok(code),
+                Input::Interrupted => {
+                    leaving = true;
+                    self.interrupts.asked.store(false, Ordering::SeqCst);
+                    say("Ctrl-C once more leaves, like Ctrl-D");
+                    continue;
+                }
+                Input::Line(line) => line,
+            };
+            leaving = false;
+            match Line::parse(&line) {
+                Line::Empty => {}
+                Line::Quit => return Ok(code),
+                Line::Help => say(command::HELP),
+                Line::Stats => self.stats(),
+                Line::Reset => {
+                    self.conversation.reset();
+                    kv_store::forget(&mut self.kept);
+                    say("a new conversation");
+                }
+                Line::Unknown(word) => say(&format!(
+                    "there is no command {word}; /help lists those there are. With a space before it, it is a message"
+                )),
+                Line::Message(text) => {
+                    let answered = self.answer(&text, interactive)?;
+                    let terminated = self.interrupts.terminated.load(Ordering::SeqCst);
+                    match answered {
+                        Answered::Interrupted if terminated || !interactive => {
+                            return Ok(interrupt::exit_code());
+                        }
+                        Answered::Refused if !interactive => code = ExitCode::FAILURE,
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn room(&self) -> ContextUsage {
+        ContextUsage {
+            used: self.session.len(),
+            of: self.context,
+        }
+    }
+
+    fn stats(&mut self) {
+        let stats = open::engine_stats(&mut self.session, self.opened);
+        let tokens = self.session.stats().tokens;
+        let messages = self.conversation.messages().len();
+        say(&status::report(&stats, tokens, messages, self.room()));
+    }
+
+    /// Answers a message on stdout.
+    fn answer(&mut self, text: &str, interactive: bool) -> anyhow::Result<Answered> {
+        let turn = match self.conversation.ask(text, self.context) {
+            Ok(turn) => turn,
+            Err(error @ ChatError::Full { .. }) => {
+                say(&format!("{error}; /reset begins a new conversation"));
+                return Ok(Answered::Refused);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        check_ids(&turn.ids, self.vocab)?;
+        self.interrupts.asked.store(false, Ordering::SeqCst);
+        let before = Counters::from(&open::engine_stats(&mut self.session, self.opened));
+        let GenerationOutcome {
+            generated, failed, ..
+        } = self.generate(&turn);
+        let after = Counters::from(&open::engine_stats(&mut self.session, self.opened));
+        let prefilled = turn.rest().len();
+        let all = turn.ids.len() + generated.ids.len();
+        // Also if it could not be printed.
+        self.keep(turn, &generated)?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        say(&status::line(
+            &generated,
+            prefilled,
+            before,
+            after,
+            self.room(),
+        ));
+        match generated.finish {
+            Finish::Interrupted if interactive => say(match generated.ids.is_empty() {
+                true => "stopped before the answer: the message is taken back",
+                false => "stopped: what there is stays in the conversation",
+            }),
+            Finish::Length if all >= self.context => {
+                say("the context is full; /reset begins a new conversation");
+            }
+            Finish::Length if !self.longest_given => say(&format!(
+                "cut after {}, as it might never end; -n allows more",
+                pluralize(self.longest, "token")
+            )),
+            _ => {}
+        }
+        Ok(match generated.finish {
+            Finish::Interrupted => Answered::Interrupted,
+            Finish::Length | Finish::Stop => Answered::Complete,
+        })
+    }
+
+    /// Feeds what is new of the conversation, and prints what comes. An error ends the answer where it is.
+    fn generate(&mut self, turn: &Turn) -> GenerationOutcome {
+        let mut sampler = Sampler::new(Sampling {
+            // Each answer draws from a stream of its own, so that it depends on the conversation and not on how it came about.
+            seed: (self.sampling.seed).wrapping_add(turn.ids.len() as u64),
+            ..self.sampling
+        });
+        sampler.observe(&turn.ids);
+        let source = Source::Sample {
+            sampler: Box::new(sampler),
+            max: self.longest.min(self.context - turn.ids.len()),
+            stop: self.stop.clone(),
+        };
+        let stdout = io::stdout();
+        let printer =
+            Printer::new(stdout.lock(), Some(self.tokenizer)).on_terminal(stdout.is_terminal());
+        self.session.truncate(turn.reused);
+        let written = GenerationRun {
+            prompt: turn.rest(),
+            source,
+            drafts: self.drafts,
+            limit: self.context,
+            printer,
+            opening: None,
+            // A stop token is no part of the answer.
+            silent: &self.stop,
+        }
+        .run(&mut self.session);
+        tracing::debug!("drafts: {:?}", written.drafted);
+        written
+    }
+
+    /// What was said belongs to the conversation, and what the session holds of it is there for the next message.
+    fn keep(&mut self, turn: Turn, generated: &Generated) -> anyhow::Result<()> {
+        let said = match (generated.finish, generated.ids.split_last()) {
+            (Finish::Stop, Some((_, said))) => said,
+            _ => &generated.ids,
+        };
+        match said.is_empty() && generated.finish == Finish::Interrupted {
+            true => self.conversation.withdraw(turn, self.session.len()),
+            false => {
+                self.conversation.answer(turn, said, self.session.len())?;
+                kv_store::keep(&mut self.kept, &mut self.session, &self.conversation);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answered {
+    Complete,
+    Interrupted,
+    /// There is no room for it.
+    Refused,
+}

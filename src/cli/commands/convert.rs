@@ -1,0 +1,213 @@
+//! `convert`: quantise a checkpoint into a container.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use colibri_uring::pool::Pool;
+use colibri_uring::quant::encode::Packing;
+use colibri_uring::tools::convert::{Conversion, ConvertError, Options, Recipe, Summary};
+use serde::Serialize;
+
+use super::inspect;
+use crate::cli::args::size::{Size, human};
+use crate::cli::interrupt;
+use crate::cli::output::pluralize::pluralize;
+use crate::cli::output::printer::to_stdout;
+use crate::cli::output::progress;
+
+/// Quantise a checkpoint into a container, shard by shard; what is interrupted goes on when run again
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    colibri-uring convert /models/GLM-5.2-FP8 /models/GLM-5.2-int4\n  \
+    colibri-uring convert /ssd1/GLM-5.2 /ssd2/GLM-5.2 /models/GLM-5.2-int8 --experts int8 --dense int8\n  \
+    colibri-uring convert /models/GLM-5.2-FP8 /models/GLM-5.2-int4 --delete-source\n\n\
+    FORMAT is int4-g64 (or another group size), int4, int8, int2, or keep. Routers, norms and biases become F32. \
+    Memory stays below 100 MB.")]
+pub struct ConvertArgs {
+    /// Directory with config.json and *.safetensors; several for a checkpoint split over drives
+    #[arg(value_name = "SRC", required = true, num_args = 1..)]
+    sources: Vec<PathBuf>,
+    /// Directory of the container: new, empty, or of the same conversion that was interrupted
+    #[arg(value_name = "OUT", required = true)]
+    out: PathBuf,
+    /// Routed experts
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "int4-g64",
+        env = "COLIBRI_EXPERTS"
+    )]
+    experts: FormatArg,
+    /// All other matrices
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "int4-g64",
+        env = "COLIBRI_DENSE"
+    )]
+    dense: FormatArg,
+    /// The embedding and the head
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "int8",
+        env = "COLIBRI_EMBED"
+    )]
+    embed: FormatArg,
+    /// The layer for multi-token prediction, experts included
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "int8",
+        env = "COLIBRI_MTP"
+    )]
+    mtp: FormatArg,
+    /// Size of a shard, at most
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "5GiB",
+        env = "COLIBRI_SHARD_SIZE"
+    )]
+    shard_size: Size,
+    /// Remove each file of the source when everything made from it is written and synced
+    #[arg(long, env = "COLIBRI_DELETE_SOURCE", value_parser = FalseyValueParser::new())]
+    delete_source: bool,
+    /// Say what would be done, and do nothing
+    #[arg(long, env = "COLIBRI_DRY_RUN", value_parser = FalseyValueParser::new())]
+    dry_run: bool,
+    /// Threads [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS")]
+    threads: Option<u16>,
+    /// Print one JSON object
+    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+}
+
+/// A format, or what is stored.
+#[derive(Clone, Copy, Debug)]
+struct FormatArg(Option<Packing>);
+
+impl FromStr for FormatArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<FormatArg, String> {
+        match text {
+            "keep" => Ok(FormatArg(None)),
+            _ => text
+                .parse()
+                .map(|packing| FormatArg(Some(packing)))
+                .map_err(|e| format!("{e}, or keep")),
+        }
+    }
+}
+
+/// The JSON object.
+#[derive(Debug, Serialize)]
+struct Report {
+    #[serde(flatten)]
+    summary: Summary,
+    /// Whether nothing was done.
+    dry_run: bool,
+    /// How long it took.
+    seconds: f64,
+}
+
+/// Plans, converts and prints.
+pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    let conversion = Conversion::plan(Options {
+        sources: args.sources.clone(),
+        out: args.out.clone(),
+        recipe: Recipe {
+            experts: args.experts.0,
+            dense: args.dense.0,
+            embed: args.embed.0,
+            mtp: args.mtp.0,
+        },
+        shard_size: args.shard_size.0,
+        delete_source: args.delete_source,
+    })?;
+    let planned = conversion.summary().clone();
+    if planned.requantised > 0 {
+        tracing::warn!(
+            "quantised already and rounded a second time: {} (keep leaves it as it is)",
+            pluralize(planned.requantised, "tensor")
+        );
+    }
+    conversion.check_space()?;
+    // Like the progress bar: for people who watch.
+    if args.dry_run && !args.json {
+        to_stdout(|out| out.write_all(describe(&planned, args).as_bytes()))?;
+    } else if !args.json && io::stderr().is_terminal() {
+        io::stderr().write_all(describe(&planned, args).as_bytes())?;
+    }
+    let summary = if args.dry_run {
+        planned
+    } else {
+        let stop = interrupt::install().context("cannot handle Ctrl-C")?;
+        let threads = args.threads.map_or_else(
+            || std::thread::available_parallelism().map_or(1, usize::from),
+            usize::from,
+        );
+        let bar = progress::bytes(planned.bytes_to_read);
+        let done = conversion.run(&Pool::new(threads), &stop, &|bytes| bar.inc(bytes));
+        bar.finish_and_clear();
+        match done {
+            Err(ConvertError::Stopped) => return Ok(interrupt::exit_code()),
+            done => done?,
+        }
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    if args.json {
+        crate::cli::output::print_json(&Report {
+            summary,
+            dry_run: args.dry_run,
+            seconds,
+        })?;
+    } else if !args.dry_run {
+        to_stdout(|out| {
+            writeln!(
+                out,
+                "{} in {} at {}, in {seconds:.1} s",
+                human(summary.bytes_out),
+                pluralize(summary.shards, "shard"),
+                args.out.display()
+            )
+        })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is going to happen, for people.
+fn describe(summary: &Summary, args: &ConvertArgs) -> String {
+    let mut text = format!(
+        "{} of tensors become {} in {}; {} are free at {}\n",
+        human(summary.bytes_in),
+        human(summary.bytes_out),
+        pluralize(summary.shards, "shard"),
+        human(summary.space_free),
+        args.out.display()
+    );
+    text += &inspect::table(&summary.formats);
+    if summary.unknown > 0 {
+        text += &format!(
+            "copied, as no part of this architecture: {}\n",
+            pluralize(summary.unknown, "tensor")
+        );
+    }
+    if summary.finished_before > 0 {
+        text += &format!(
+            "finished already: {} of {}\n",
+            summary.finished_before,
+            pluralize(summary.shards, "shard")
+        );
+    }
+    text
+}

@@ -1,0 +1,360 @@
+//! `doctor`: what this machine allows, and what to do about what it does not.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use colibri_ring::probe::{self, direct, huge, limit};
+use colibri_ring::replica::DirectMode;
+use colibri_uring::config::Config;
+use colibri_uring::runtime::plan::{self, PlanRequest};
+use colibri_uring::shards::Shards;
+use colibri_uring::stream::{Catalog, ExpertFiles};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::plan::Report;
+use crate::cli::args::model::check_model;
+use crate::cli::args::size::human;
+use crate::cli::output::pluralize::pluralize;
+use crate::cli::output::printer::to_stdout;
+
+/// Say what this machine allows: io_uring, huge pages, O_DIRECT, limits, CPU, memory
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  colibri-uring doctor\n  colibri-uring doctor /models/GLM-5.2 --json"
+)]
+pub struct DoctorArgs {
+    /// Directories whose O_DIRECT is tried; the current one if none is given
+    #[arg(value_name = "DIR")]
+    dirs: Vec<PathBuf>,
+    /// The same, as other commands spell it
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
+    model: Vec<PathBuf>,
+    /// Print one JSON object
+    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Check {
+    name: String,
+    ok: bool,
+    /// What was found.
+    found: String,
+    /// What to do, when it is not ok.
+    advice: Option<String>,
+    /// The same as `found`, for programs.
+    details: Value,
+}
+
+impl Check {
+    fn new(name: impl Into<String>, found: impl Into<String>, details: Value) -> Check {
+        Check {
+            name: name.into(),
+            ok: true,
+            found: found.into(),
+            advice: None,
+            details,
+        }
+    }
+
+    /// The check fails if `wrong`, with this advice.
+    fn unless(mut self, wrong: bool, advice: impl Into<String>) -> Check {
+        if wrong {
+            self.ok = false;
+            self.advice = Some(advice.into());
+        }
+        self
+    }
+}
+
+/// Looks at everything and prints it. What the machine lacks is a warning, not a failure: everything works
+/// without it, slower. A model that is none is a failure.
+pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    let mut dirs: Vec<&Path> = args
+        .dirs
+        .iter()
+        .chain(&args.model)
+        .map(PathBuf::as_path)
+        .collect();
+    if dirs.is_empty() {
+        dirs.push(Path::new("."));
+    }
+    let mut checks = vec![kernel(), uring(), memlock(), huge_pages(), descriptors()];
+    checks.extend(dirs.into_iter().map(direct_reads));
+    checks.extend([cpu(), memory()]);
+    let model = match args.model.is_empty() {
+        true => Ok(()),
+        false => model_memory(&args.model).map(|check| checks.push(check)),
+    };
+    if args.json {
+        let ok = model.is_ok() && checks.iter().all(|check| check.ok);
+        crate::cli::output::print_json(&json!({ "ok": ok, "checks": checks }))?;
+    } else {
+        to_stdout(|out| print(out, &checks))?;
+    }
+    model.map(|()| ExitCode::SUCCESS)
+}
+
+fn print(out: &mut dyn Write, checks: &[Check]) -> io::Result<()> {
+    for check in checks {
+        let verdict = if check.ok { "ok  " } else { "warn" };
+        writeln!(out, "{verdict}  {:<12} {}", check.name, check.found)?;
+        if let Some(advice) = &check.advice {
+            writeln!(out, "{:19}-> {advice}", "")?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a model fits, with a context that most conversations stay within.
+fn model_memory(dirs: &[PathBuf]) -> anyhow::Result<Check> {
+    const CONTEXT: usize = 4096;
+    check_model(dirs)?;
+    let config = Config::load(&dirs[0])?;
+    let shards = Shards::open(dirs)?;
+    let catalog = Catalog::new(&shards, &config)?;
+    let files = ExpertFiles::new(&shards, catalog, DirectMode::Auto)?;
+    let ask = PlanRequest::usual(CONTEXT);
+    let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());
+    let plan = survey.plan();
+    let report = Report::new(&survey, plan.as_ref().ok(), false, config.n_routed_experts);
+    let details = serde_json::to_value(&report).unwrap_or_default();
+    let total = human(report.total_bytes);
+    let budget = report.budget_bytes.map_or("unknown".into(), human);
+    let found = format!("{total} of {budget} for {CONTEXT} tokens of context");
+    let advice = plan.err().map(|error| error.to_string());
+    Ok(Check::new("model", found, details).unless(advice.is_some(), advice.unwrap_or_default()))
+}
+
+fn kernel() -> Check {
+    let release = probe::kernel();
+    Check::new(
+        "kernel",
+        format!("Linux {release}"),
+        json!({ "release": release }),
+    )
+}
+
+fn uring() -> Check {
+    match probe::uring() {
+        Ok(features) => {
+            let named = features.named();
+            let list = |wanted: bool| -> Vec<&str> {
+                named
+                    .iter()
+                    .filter(|(_, has)| *has == wanted)
+                    .map(|(name, _)| *name)
+                    .collect()
+            };
+            let missing = list(false).join(", ");
+            let features: serde_json::Map<_, _> = named
+                .iter()
+                .map(|(name, has)| ((*name).to_owned(), json!(has)))
+                .collect();
+            Check::new(
+                "io_uring",
+                list(true).join(", "),
+                json!({ "available": true, "features": features }),
+            )
+            .unless(
+                !missing.is_empty(),
+                format!("without {missing}; Linux 6.1 or later has them"),
+            )
+        }
+        Err(denied) => Check::new(
+            "io_uring",
+            format!("{denied}; reads will use pread threads"),
+            json!({ "available": false, "reason": denied.to_string() }),
+        )
+        .unless(true, denied.advice),
+    }
+}
+
+fn memlock() -> Check {
+    let (limit, exempt) = (limit::memlock(), limit::may_lock_any_memory());
+    let found = match limit.hard {
+        _ if exempt => "any amount of memory may be registered (CAP_IPC_LOCK)".to_owned(),
+        None => "no limit on registered memory".to_owned(),
+        Some(bytes) => format!("{} of memory may be registered with io_uring", human(bytes)),
+    };
+    let details = json!({ "soft": limit.soft, "hard": limit.hard, "cap_ipc_lock": exempt });
+    // A few slabs of a large model: below it most reads go to unregistered memory.
+    const LITTLE: u64 = 1 << 30;
+    let little = !exempt && limit.hard.is_some_and(|bytes| bytes < LITTLE);
+    Check::new("memlock", found, details).unless(
+        little,
+        "ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, or docker run --ulimit memlock=-1; \
+         slabs beyond the limit are read unregistered",
+    )
+}
+
+fn huge_pages() -> Check {
+    let huge = huge::huge_pages();
+    let setting = huge.setting.as_deref().unwrap_or("not in this kernel");
+    let found = match &huge.backed {
+        Ok(bytes) => format!(
+            "transparent huge pages: {setting}; {} of a test allocation of {} are on them",
+            human(*bytes),
+            human(huge.tested)
+        ),
+        Err(error) => format!("transparent huge pages: {setting}; the test failed: {error}"),
+    };
+    let details = json!({
+        "setting": huge.setting, "tested_bytes": huge.tested, "huge_bytes": huge.backed.as_ref().ok(),
+    });
+    let advice = match setting {
+        "never" => {
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: large reads are much faster"
+        }
+        _ => "memory may be fragmented: echo 1 > /proc/sys/vm/compact_memory, then try again",
+    };
+    Check::new("huge pages", found, details).unless(!huge.granted(), advice)
+}
+
+fn descriptors() -> Check {
+    let limit = limit::descriptors();
+    let found = match limit.hard {
+        Some(hard) => format!("{} may be open", pluralize(hard, "file")),
+        None => "any number of files may be open".to_owned(),
+    };
+    // Two for each of some 156 shards and its four mirrors, and a few more.
+    const ENOUGH: u64 = 2048;
+    Check::new(
+        "descriptors",
+        found,
+        json!({ "soft": limit.soft, "hard": limit.hard }),
+    )
+    .unless(
+        limit.hard.is_some_and(|hard| hard < ENOUGH),
+        "ulimit -Hn 65536, or LimitNOFILE= in a systemd unit: large models have hundreds of files",
+    )
+}
+
+fn direct_reads(dir: &Path) -> Check {
+    let name = "O_DIRECT";
+    let shown = dir.display();
+    let report = match direct::direct(dir) {
+        Ok(report) => report,
+        Err(error) => {
+            let details = json!({ "dir": dir.to_string_lossy(), "direct": null, "reason": error.to_string() });
+            return Check::new(name, format!("{shown}: {error}"), details)
+                .unless(true, "give a directory that can be read");
+        }
+    };
+    let file_system = &report.file_system;
+    let mut details = json!({ "dir": dir.to_string_lossy(), "file": report.file.as_deref().map(|file| file.to_string_lossy()), "file_system": file_system });
+    match (&report.direct, &report.file) {
+        (Ok(align), _) => {
+            details["direct"] = json!(true);
+            details["offset_align"] = json!(align.offset);
+            details["memory_align"] = json!(align.memory);
+            let found = format!(
+                "{shown} ({file_system}): yes; offsets aligned to {} bytes, memory to {}",
+                align.offset, align.memory
+            );
+            Check::new(name, found, details)
+        }
+        (Err(reason), None) => {
+            details["direct"] = json!(null);
+            details["reason"] = json!(reason);
+            Check::new(
+                name,
+                format!("{shown} ({file_system}): not tried, {reason}"),
+                details,
+            )
+            .unless(true, "give the directory of a model")
+        }
+        (Err(reason), Some(_)) => {
+            details["direct"] = json!(false);
+            details["reason"] = json!(reason);
+            Check::new(
+                name,
+                format!("{shown} ({file_system}): {reason}; reads go through the page cache"),
+                details,
+            )
+            .unless(
+                true,
+                "keep the model on a local ext4, xfs or btrfs file system on an SSD",
+            )
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn cpu_features() -> Vec<(&'static str, bool)> {
+    vec![
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("fma", is_x86_feature_detected!("fma")),
+        ("f16c", is_x86_feature_detected!("f16c")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512bw", is_x86_feature_detected!("avx512bw")),
+        ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
+    ]
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn cpu_features() -> Vec<(&'static str, bool)> {
+    Vec::new()
+}
+
+fn cpu() -> Check {
+    let features = cpu_features();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let has = |name| features.contains(&(name, true));
+    let names: Vec<&str> = features
+        .iter()
+        .filter(|(_, has)| *has)
+        .map(|(name, _)| *name)
+        .collect();
+    let details: serde_json::Map<_, _> = features
+        .iter()
+        .map(|(name, has)| ((*name).to_owned(), json!(has)))
+        .collect();
+    Check::new(
+        "cpu",
+        format!("{}; {}", pluralize(threads, "thread"), names.join(", ")),
+        json!({ "threads": threads, "features": details }),
+    )
+    .unless(
+        !(has("avx2") && has("fma") && has("f16c")),
+        "no AVX2, FMA and F16C: the portable kernels are used, which are slower",
+    )
+}
+
+fn memory() -> Check {
+    let available = match plan::available(&plan::Roots::default()) {
+        Ok(available) => available,
+        Err(error) => {
+            return Check::new("memory", error.to_string(), Value::Null)
+                .unless(true, "give --ram when running a model");
+        }
+    };
+    let mut found = format!(
+        "{} available of {}",
+        human(available.mem_available),
+        human(available.mem_total)
+    );
+    if let Some(cgroup) = &available.cgroup {
+        found += &format!(
+            "; the cgroup limits it to {}, of which {} are left",
+            human(cgroup.limit),
+            human(cgroup.left)
+        );
+    }
+    found += &format!("; a model may use {}", human(available.budget()));
+    let details = json!({
+        "total": available.mem_total,
+        "available": available.mem_available,
+        "cgroup": available.cgroup.as_ref().map(|c| json!({ "path": c.path, "limit": c.limit, "left": c.left })),
+        "budget": available.budget(),
+    });
+    Check::new("memory", found, details).unless(
+        available.budget() == 0,
+        "free memory, or raise the limit of the cgroup",
+    )
+}

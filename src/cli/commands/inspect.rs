@@ -1,0 +1,249 @@
+//! `inspect`: what is in a model's shards.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use colibri_uring::config::Config;
+use colibri_uring::model::{prediction, resident_formats};
+use colibri_uring::quant::Format;
+use colibri_uring::shards::{Shards, Tensor};
+use colibri_uring::stream::Catalog;
+use colibri_uring::stream::catalog::Projection;
+use colibri_uring::weight::Counts;
+use serde::Serialize;
+
+use crate::cli::args::size::human;
+use crate::cli::output::pluralize::pluralize;
+use crate::cli::output::printer::to_stdout;
+
+/// Show what is in the safetensors files of a model
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  colibri-uring inspect --model /models/GLM-5.2")]
+pub struct InspectArgs {
+    /// Directory with *.safetensors files; give it several times for a model split over drives [default: the demo model]
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
+    pub model: Vec<PathBuf>,
+    /// Print one JSON object
+    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+}
+
+/// The JSON object.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Number of files.
+    shards: usize,
+    /// Number of tensors, scales included.
+    tensors: usize,
+    /// How many of them are scales of others.
+    scales: usize,
+    /// Bytes of all tensors.
+    bytes: u64,
+    /// Bytes of the files, with their headers.
+    file_bytes: u64,
+    /// How long indexing took.
+    index_seconds: f64,
+    /// Bytes of the largest routed expert; 0 when there is none.
+    expert_bytes: u64,
+    /// Tensors and bytes by format, scales counted with their matrices; by element type where there is no format.
+    formats: Counts,
+    /// Number of layers by kind; `null` without a config.json.
+    layers: Option<Layers>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct Layers {
+    dense: usize,
+    sparse: usize,
+    /// Layers of multi-token prediction, beyond the last one.
+    mtp: usize,
+}
+
+/// Indexes the shards and prints the report.
+pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    let shards = Shards::open(&args.model)?;
+    let index_seconds = start.elapsed().as_secs_f64();
+    // What is no model, or not a whole one, can still be looked at.
+    let config = (args.model[0].join("config.json").exists())
+        .then(|| Config::load(&args.model[0]))
+        .and_then(|loaded| {
+            loaded
+                .inspect_err(|e| tracing::warn!("no layers: {e}"))
+                .ok()
+        });
+    let packed = config.as_ref().map_or_else(HashMap::new, |config| {
+        packed(&shards, config).unwrap_or_else(|e| {
+            tracing::warn!("formats are element types only: {e:#}");
+            HashMap::new()
+        })
+    });
+    let (formats, scales) = by_format(shards.iter(), &packed);
+    let report = Report {
+        shards: shards.files().len(),
+        tensors: shards.len(),
+        scales,
+        bytes: shards.iter().map(|tensor| tensor.bytes).sum(),
+        file_bytes: shards.files().iter().map(|file| file.size()).sum(),
+        index_seconds,
+        expert_bytes: largest_expert(shards.iter()),
+        formats,
+        layers: config.map(|config| layers(&shards, &config)),
+    };
+    if args.json {
+        crate::cli::output::print_json(&report)?;
+    } else {
+        to_stdout(|out| print(out, &report))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    writeln!(
+        out,
+        "{} ({} of them scales), {}, in {} of {}",
+        pluralize(report.tensors, "tensor"),
+        report.scales,
+        human(report.bytes),
+        pluralize(report.shards, "file"),
+        human(report.file_bytes)
+    )?;
+    out.write_all(table(&report.formats).as_bytes())?;
+    if let Some(layers) = report.layers {
+        writeln!(
+            out,
+            "{} with a dense MLP, {} with experts, {} of multi-token prediction",
+            pluralize(layers.dense, "layer"),
+            layers.sparse,
+            layers.mtp
+        )?;
+    }
+    if report.expert_bytes > 0 {
+        writeln!(out, "a routed expert has {}", human(report.expert_bytes))?;
+    }
+    writeln!(out, "indexed in {:.3} s", report.index_seconds)
+}
+
+/// The formats as lines, and before them what is counted.
+pub fn table(formats: &Counts) -> String {
+    let title = "by format, scales as a part of what they scale:\n".to_owned();
+    let lines = formats.iter().map(|(format, found)| {
+        let (tensors, bytes) = (pluralize(found.tensors, "tensor"), human(found.bytes));
+        format!("  {format:<14} {tensors:>16}  {bytes}\n")
+    });
+    std::iter::once(title).chain(lines).collect()
+}
+
+/// The formats of all matrices that the model uses.
+fn packed(shards: &Shards, config: &Config) -> anyhow::Result<HashMap<String, Format>> {
+    let with_prediction = prediction(shards, config).ok();
+    let config = with_prediction.as_ref().unwrap_or(config);
+    let mut formats = resident_formats(shards, config)?;
+    let catalog = Catalog::new(shards, config)?;
+    for layer in catalog.layers() {
+        for expert in 0..catalog.experts() as u32 {
+            let matrices = catalog.expert(layer, expert).into_iter().flatten();
+            for (projection, matrix) in Projection::ALL.into_iter().zip(matrices) {
+                let name = catalog.tensor_name(layer, expert, projection);
+                formats.insert(name, matrix.format);
+            }
+        }
+    }
+    Ok(formats)
+}
+
+fn layers(shards: &Shards, config: &Config) -> Layers {
+    let sparse = config.sparse_layers().count();
+    let beyond = |i: &usize| {
+        let norm = format!("model.layers.{i}.input_layernorm.weight");
+        shards.find(&norm).is_some()
+    };
+    Layers {
+        dense: config.num_hidden_layers - sparse,
+        sparse,
+        mtp: (config.num_hidden_layers..).take_while(beyond).count(),
+    }
+}
+
+/// Counts the tensors by format, and those among them that are scales.
+fn by_format<'a>(
+    tensors: impl Iterator<Item = Tensor<'a>>,
+    packed: &HashMap<String, Format>,
+) -> (Counts, usize) {
+    let (mut counts, mut scales) = (Counts::default(), 0);
+    for tensor in tensors {
+        let suffixes = [".qs", "_scale_inv"].iter();
+        let mut owners = suffixes.filter_map(|suffix| tensor.name.strip_suffix(suffix));
+        if let Some(format) = owners.find_map(|owner| packed.get(owner)) {
+            counts.scales(format.to_string(), tensor.bytes);
+            scales += 1;
+            continue;
+        }
+        let format = packed.get(tensor.name).map(Format::to_string);
+        let format = format.unwrap_or_else(|| tensor.dtype.to_string());
+        counts.tensor(format, tensor.bytes);
+    }
+    (counts, scales)
+}
+
+/// Bytes of all tensors of the largest routed expert, scales included.
+fn largest_expert<'a>(tensors: impl Iterator<Item = Tensor<'a>>) -> u64 {
+    let mut experts: BTreeMap<(&str, Option<u32>), u64> = BTreeMap::new();
+    for tensor in tensors {
+        let Some((layer, rest)) = tensor.name.split_once(".mlp.experts.") else {
+            continue;
+        };
+        let id = rest.split('.').next().and_then(|id| id.parse::<u32>().ok());
+        // A fused block [experts, ...] holds an equal share of every expert.
+        let bytes = match id {
+            Some(_) => tensor.bytes,
+            None => tensor.bytes / tensor.shape.first().copied().unwrap_or(1).max(1),
+        };
+        *experts.entry((layer, id)).or_default() += bytes;
+    }
+    experts.into_values().max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use colibri_uring::shards::Dtype;
+
+    use super::*;
+
+    fn tensor<'a>(name: &'a str, shape: &'a [u64], bytes: u64) -> Tensor<'a> {
+        Tensor {
+            name,
+            file: 0,
+            offset: 0,
+            bytes,
+            dtype: Dtype::Bf16,
+            shape,
+        }
+    }
+
+    #[test]
+    fn an_expert_is_the_sum_of_its_tensors() {
+        let separate = [
+            tensor("model.layers.1.mlp.experts.0.gate_proj.weight", &[4, 8], 64),
+            tensor("model.layers.1.mlp.experts.0.down_proj.weight", &[8, 4], 64),
+            tensor("model.layers.1.mlp.experts.1.gate_proj.weight", &[4, 8], 64),
+            tensor(
+                "model.layers.1.mlp.shared_experts.gate_proj.weight",
+                &[99, 99],
+                9999,
+            ),
+        ];
+        assert_eq!(largest_expert(separate.into_iter()), 128);
+        let fused = [
+            tensor("model.layers.1.mlp.experts.gate_up_proj", &[16, 8, 8], 2048),
+            tensor("model.layers.1.mlp.experts.down_proj", &[16, 8, 4], 1024),
+        ];
+        assert_eq!(largest_expert(fused.into_iter()), 128 + 64);
+        assert_eq!(largest_expert(std::iter::empty()), 0);
+    }
+}

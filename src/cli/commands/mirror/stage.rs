@@ -1,0 +1,219 @@
+//! `mirror stage`: makes a mirror.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use colibri_ring::engine::Options;
+use colibri_uring::shards::Shards;
+use colibri_uring::tools::measure::mib_per_s;
+use colibri_uring::tools::stage::{Copying, Ended, Shard, State, Work, copy_shard, copy_small};
+use serde::Serialize;
+
+use crate::cli::args::model::{DirectArg, EngineArg, check_model};
+use crate::cli::args::size::{Size, human};
+use crate::cli::interrupt;
+use crate::cli::output::pluralize::pluralize;
+use crate::cli::output::printer::to_stdout;
+use crate::cli::output::progress;
+
+/// Copy a model's shards to another drive, to be used with --mirror; a run that was ended is continued by the next
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    colibri-uring mirror stage --model /ssd1/GLM-5.2 --to /ssd2/GLM-5.2\n  \
+    colibri-uring mirror stage --model /ssd1/GLM-5.2 --to /ssd2/GLM-5.2 --budget 200GiB --dry-run\n\n\
+    A file that is there already counts as a copy when its size, its header and 2 MiB of its data, taken all over it, are those of the \
+    shard; `mirror verify` compares every byte. One that differs is an error. Nothing is ever deleted or overwritten, with --force or without, \
+    but unfinished files of this command (.NAME.colibri-part).")]
+pub struct StageArgs {
+    /// Directory with *.safetensors files; give it several times for a model split over drives
+    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
+    model: Vec<PathBuf>,
+    /// Directory on another drive for the copies; it is made if there is none
+    #[arg(long, value_name = "DIR", env = "COLIBRI_TO")]
+    to: PathBuf,
+    /// Bytes of shards that may be there in the end, the hottest first [default: all]
+    #[arg(long, value_name = "SIZE", env = "COLIBRI_BUDGET")]
+    budget: Option<Size>,
+    /// Only say what would be done
+    #[arg(long, env = "COLIBRI_DRY_RUN", value_parser = FalseyValueParser::new())]
+    dry_run: bool,
+    /// Copy also to a drive that the model is on, which brings no bandwidth and is refused otherwise. It changes nothing else:
+    /// what is there is not overwritten
+    #[arg(long, env = "COLIBRI_FORCE", value_parser = FalseyValueParser::new())]
+    force: bool,
+    /// What reads
+    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_ENGINE")]
+    engine: EngineArg,
+    /// Whether to read around the page cache (O_DIRECT)
+    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_DIRECT")]
+    direct: DirectArg,
+    /// Print one JSON object
+    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+}
+
+/// The JSON object.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    to: String,
+    /// Whether everything that was to be copied is there.
+    complete: bool,
+    dry_run: bool,
+    /// Shards that were copied, or would be.
+    copied: Vec<String>,
+    /// Shards of which a copy was there: same size, header and sample of the content.
+    already_there: Vec<String>,
+    /// Shards that the budget leaves out.
+    left_out: Vec<String>,
+    /// Bytes of `copied`, less what an earlier run had written.
+    bytes: u64,
+    /// Small files that were copied, or would be.
+    small_files: usize,
+    seconds: f64,
+    /// Copying and comparing.
+    mib_per_s: f64,
+}
+
+/// Copies and prints.
+pub fn run(args: &StageArgs) -> anyhow::Result<ExitCode> {
+    check_model(&args.model)?;
+    let shards = Shards::open(&args.model)?;
+    let work = Work::plan(&shards, &args.to, args.budget.map(|size| size.0))?;
+    let mut report = Report::new(&work, args.dry_run);
+    if work.same_drive {
+        let to = args.to.display();
+        if !args.force && !args.dry_run {
+            bail!(
+                "{to} is on a drive that the model is on: copies there bring no bandwidth; --force copies all the same"
+            );
+        }
+        tracing::warn!("{to} is on a drive that the model is on: copies there bring no bandwidth");
+    }
+    if args.dry_run {
+        return finish(args, &work, &report, ExitCode::SUCCESS);
+    }
+    let copying = Copying {
+        engine: Options {
+            kind: args.engine.into(),
+            ..Options::default()
+        },
+        direct: args.direct.into(),
+        stop: interrupt::install().context("cannot handle Ctrl-C")?,
+    };
+    let start = Instant::now();
+    report.complete = copy(&work, &copying)?;
+    let elapsed = start.elapsed();
+    report.seconds = elapsed.as_secs_f64();
+    report.mib_per_s = mib_per_s(report.bytes, elapsed);
+    let code = match report.complete {
+        true => ExitCode::SUCCESS,
+        false => interrupt::exit_code(),
+    };
+    finish(args, &work, &report, code)
+}
+
+/// Whether it came to its end.
+fn copy(work: &Work, copying: &Copying) -> anyhow::Result<bool> {
+    let to = work.to.display();
+    fs::create_dir_all(&work.to).with_context(|| format!("cannot make {to}"))?;
+    for (from, to) in &work.small {
+        copy_small(from, to)?;
+    }
+    let missing: Vec<&Shard> = (work.shards.iter())
+        .filter(|shard| matches!(shard.state, State::Missing { .. }))
+        .collect();
+    // Each byte is written, and compared.
+    let total: u64 = missing.iter().map(|s| s.to_write() + s.file.size()).sum();
+    let bar = progress::bytes(total);
+    for shard in missing {
+        if copy_shard(shard, copying, |bytes| bar.inc(bytes))? == Ended::Stopped {
+            bar.finish_and_clear();
+            return Ok(false);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(true)
+}
+
+impl Report {
+    fn new(work: &Work, dry_run: bool) -> Report {
+        let names = |wanted: fn(State) -> bool| -> Vec<String> {
+            let of_state = work.shards.iter().filter(|shard| wanted(shard.state));
+            of_state.map(name).collect()
+        };
+        Report {
+            to: work.to.display().to_string(),
+            complete: work.to_write() == 0,
+            dry_run,
+            copied: names(|state| matches!(state, State::Missing { .. })),
+            already_there: names(|state| state == State::Complete),
+            left_out: names(|state| state == State::LeftOut),
+            bytes: work.to_write(),
+            small_files: work.small.len(),
+            ..Report::default()
+        }
+    }
+}
+
+fn name(shard: &Shard) -> String {
+    let name = shard.to.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+fn finish(
+    args: &StageArgs,
+    work: &Work,
+    report: &Report,
+    code: ExitCode,
+) -> anyhow::Result<ExitCode> {
+    if args.json {
+        crate::cli::output::print_json(report)?;
+    } else {
+        to_stdout(|out| print(out, work, report))?;
+    }
+    Ok(code)
+}
+
+fn print(out: &mut dyn Write, work: &Work, report: &Report) -> io::Result<()> {
+    let to = &report.to;
+    if report.dry_run {
+        for shard in &work.shards {
+            let size = human(shard.file.size());
+            let what = match shard.state {
+                State::Complete => "is there".to_owned(),
+                State::Missing { begun: 0 } => format!("copy {size}"),
+                State::Missing { begun } => format!("go on after {} of {size}", human(begun)),
+                State::LeftOut => format!("leave out {size}: beyond the budget"),
+            };
+            writeln!(out, "{}: {what}", name(shard))?;
+        }
+        writeln!(
+            out,
+            "{} to write to {to}, and {}",
+            human(report.bytes),
+            pluralize(report.small_files, "small file")
+        )?;
+        return Ok(());
+    }
+    if report.complete {
+        writeln!(
+            out,
+            "{to}: {} copied and compared ({} in {:.1} s, {:.0} MiB/s), {} there before, {} left out",
+            pluralize(report.copied.len(), "shard"),
+            human(report.bytes),
+            report.seconds,
+            report.mib_per_s,
+            report.already_there.len(),
+            report.left_out.len()
+        )?;
+    } else {
+        writeln!(out, "{to}: interrupted; run the same again to go on")?;
+    }
+    Ok(())
+}

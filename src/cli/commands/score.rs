@@ -1,0 +1,109 @@
+//! `score`: how likely a model finds given tokens.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use colibri_uring::model::ModelError;
+use colibri_uring::quant::Activations;
+use colibri_uring::runtime::sample::{argmax, log_softmax_at};
+use colibri_uring::runtime::tokenizer::check_ids;
+use serde::Serialize;
+
+use crate::cli::args::model::{Ids, ModelArgs};
+use crate::cli::open::{ModelIndex, Tokens};
+use crate::cli::output::printer::to_stdout;
+use crate::cli::output::progress;
+
+/// Score given tokens: the likeliest next token at every position, and the log-probability of the actual one
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  colibri-uring score --model DIR --ids 3,14,159,26 --json")]
+pub struct ScoreArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Token ids
+    #[arg(long, value_name = "IDS", env = "COLIBRI_IDS")]
+    ids: Ids,
+    /// Print one JSON object
+    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+}
+
+/// The JSON object.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    /// The likeliest next token after each id; `null` when no logit is a number.
+    argmax: Vec<Option<u32>>,
+    /// Natural logarithm of the probability of the id that does follow: one fewer.
+    logprobs: Vec<f64>,
+    /// Mean of the negated `logprobs`; `null` when there is none.
+    nll: Option<f64>,
+    /// Logits after the last id.
+    last_logits: Vec<f32>,
+    /// `exact` or `int8`.
+    activations: Activations,
+}
+
+/// Loads the model, feeds all ids and prints the report.
+pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
+    let ids = &args.ids.0;
+    let indexed = ModelIndex::open(&args.model)?;
+    check_ids(ids, indexed.config().vocab_size)?;
+    let (opened, store) = indexed.load(&args.model, Tokens::all_at_once(ids.len()))?;
+    let mut session = opened.session(store);
+    let mut report = Report {
+        activations: args.model.activations.into(),
+        ..Report::default()
+    };
+    let reading = progress::reading(&mut session, ids.len());
+    let scored = session.score(ids, |at, logits| {
+        report.argmax.push(argmax(logits));
+        match ids.get(at + 1) {
+            Some(&next) => report.logprobs.push(log_softmax_at(logits, next as usize)),
+            None => report.last_logits = logits.to_vec(),
+        }
+    });
+    reading.finish_and_clear();
+    let stopped = matches!(scored, Err(ModelError::Stopped));
+    if !stopped {
+        scored?;
+    }
+    opened.keep_usage(&mut session);
+    if stopped {
+        return Ok(crate::cli::interrupt::exit_code());
+    }
+    if !report.logprobs.is_empty() {
+        let sum: f64 = report.logprobs.iter().sum();
+        report.nll = Some(-sum / report.logprobs.len() as f64);
+    }
+    if args.json {
+        crate::cli::output::print_json(&report)?;
+    } else {
+        to_stdout(|out| print(out, ids, &report))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One line a position.
+fn print(out: &mut dyn Write, ids: &[u32], report: &Report) -> io::Result<()> {
+    writeln!(
+        out,
+        "position  id  likeliest next  log-probability of the next"
+    )?;
+    for (at, (id, likeliest)) in ids.iter().zip(&report.argmax).enumerate() {
+        let likeliest = likeliest.map_or("-".to_owned(), |id| id.to_string());
+        match report.logprobs.get(at) {
+            Some(logprob) => writeln!(out, "{at}  {id}  {likeliest}  {logprob:.4}")?,
+            None => writeln!(out, "{at}  {id}  {likeliest}")?,
+        }
+    }
+    if let Some(nll) = report.nll {
+        let note = match report.activations {
+            Activations::Exact => "",
+            Activations::Int8 => " (activations rounded to int8)",
+        };
+        writeln!(out, "mean negative log-likelihood: {nll:.4}{note}")?;
+    }
+    Ok(())
+}

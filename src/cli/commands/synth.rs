@@ -1,0 +1,263 @@
+//! `synth`: a random model in the container format.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use clap::builder::FalseyValueParser;
+use clap::{Args, ValueEnum};
+use colibri_uring::pool::Pool;
+use colibri_uring::tools::synth::{Coding, Preset, Shape, Spec, Synth, SynthError};
+use serde::Serialize;
+
+use crate::cli::args::size::{Size, human};
+use crate::cli::interrupt;
+use crate::cli::output::pluralize::pluralize;
+use crate::cli::output::printer::to_stdout;
+use crate::cli::output::progress;
+
+/// Write a model with random weights, to try everything without downloading one
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    colibri-uring synth /models/small\n  \
+    colibri-uring synth /models/glm-shape --preset glm-5.2 --sparse\n  \
+    colibri-uring synth DIR --layers 4 --routed-experts 32 --experts-format int8 --seed 7")]
+pub struct SynthArgs {
+    /// Directory to write to; it must be empty or not exist
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+    /// Shape to start from: small has about 2 GB, glm-5.2 has 419 GB
+    #[arg(long, value_enum, default_value = "small", env = "COLIBRI_PRESET")]
+    preset: PresetArg,
+    /// Leave experts and large resident matrices as holes, which read as zeros and take no room
+    #[arg(long, env = "COLIBRI_SPARSE", value_parser = FalseyValueParser::new())]
+    sparse: bool,
+    /// Add a layer of multi-token prediction (int8)
+    #[arg(long, env = "COLIBRI_MTP_LAYER", value_parser = FalseyValueParser::new())]
+    mtp_layer: bool,
+    /// The same seed gives the same weights
+    #[arg(long, value_name = "N", default_value_t = 0, env = "COLIBRI_SEED")]
+    seed: u64,
+    /// How routed experts are stored
+    #[arg(
+        long,
+        value_enum,
+        default_value = "int4-g64",
+        env = "COLIBRI_EXPERTS_FORMAT"
+    )]
+    experts_format: CodingArg,
+    /// How the large resident matrices are stored
+    #[arg(
+        long,
+        value_enum,
+        default_value = "int4-g64",
+        env = "COLIBRI_DENSE_FORMAT"
+    )]
+    dense_format: CodingArg,
+    /// Size of a shard, about [default: 3GiB, small: 512MiB]
+    #[arg(long, value_name = "SIZE", env = "COLIBRI_SHARD_SIZE")]
+    shard_size: Option<Size>,
+    /// Threads [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS")]
+    threads: Option<u16>,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    /// Print one JSON object
+    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+}
+
+/// What differs from the preset.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Shape [default: the preset's]")]
+struct ShapeArgs {
+    /// Decoder layers
+    #[arg(long, value_name = "N", env = "COLIBRI_LAYERS")]
+    layers: Option<u64>,
+    /// The first so many have a dense MLP instead of experts
+    #[arg(long, value_name = "N", env = "COLIBRI_DENSE_LAYERS")]
+    dense_layers: Option<u64>,
+    /// Width of the residual
+    #[arg(long, value_name = "N", env = "COLIBRI_HIDDEN")]
+    hidden: Option<u64>,
+    /// Width of a dense layer's MLP
+    #[arg(long, value_name = "N", env = "COLIBRI_INTERMEDIATE")]
+    intermediate: Option<u64>,
+    /// Width of an expert
+    #[arg(long, value_name = "N", env = "COLIBRI_MOE_INTERMEDIATE")]
+    moe_intermediate: Option<u64>,
+    /// Routed experts of a layer
+    #[arg(long, value_name = "N", env = "COLIBRI_ROUTED_EXPERTS")]
+    routed_experts: Option<u64>,
+    /// Experts that a token uses in a layer
+    #[arg(long, value_name = "N", env = "COLIBRI_EXPERTS_PER_TOKEN")]
+    experts_per_token: Option<u64>,
+    /// Shared experts
+    #[arg(long, value_name = "N", env = "COLIBRI_SHARED_EXPERTS")]
+    shared_experts: Option<u64>,
+    /// Attention heads
+    #[arg(long, value_name = "N", env = "COLIBRI_HEADS")]
+    heads: Option<u64>,
+    /// Rank of the queries
+    #[arg(long, value_name = "N", env = "COLIBRI_Q_LORA_RANK")]
+    q_lora_rank: Option<u64>,
+    /// Rank of keys and values
+    #[arg(long, value_name = "N", env = "COLIBRI_KV_LORA_RANK")]
+    kv_lora_rank: Option<u64>,
+    /// Dimensions of a head's key without position
+    #[arg(long, value_name = "N", env = "COLIBRI_QK_NOPE_HEAD_DIM")]
+    qk_nope_head_dim: Option<u64>,
+    /// Dimensions of a head's key with position
+    #[arg(long, value_name = "N", env = "COLIBRI_QK_ROPE_HEAD_DIM")]
+    qk_rope_head_dim: Option<u64>,
+    /// Dimensions of a head's value
+    #[arg(long, value_name = "N", env = "COLIBRI_V_HEAD_DIM")]
+    v_head_dim: Option<u64>,
+    /// Tokens of the vocabulary
+    #[arg(long, value_name = "N", env = "COLIBRI_VOCAB")]
+    vocab: Option<u64>,
+    /// Positions that sparse attention attends; 0 for dense attention
+    #[arg(long, value_name = "N", env = "COLIBRI_INDEX_TOPK")]
+    index_topk: Option<u64>,
+    /// Heads of the indexer
+    #[arg(long, value_name = "N", env = "COLIBRI_INDEX_HEADS")]
+    index_heads: Option<u64>,
+    /// Dimensions of an indexer's head
+    #[arg(long, value_name = "N", env = "COLIBRI_INDEX_HEAD_DIM")]
+    index_head_dim: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PresetArg {
+    /// GLM-5.2's full shape
+    #[value(name = "glm-5.2")]
+    Glm52,
+    /// About 2 GB of the same architecture
+    Small,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CodingArg {
+    /// 4 bits, a scale for 64 neighbours
+    #[value(name = "int4-g64")]
+    Int4G64,
+    /// 4 bits, a scale for a row
+    Int4,
+    /// 8 bits, a scale for a row
+    Int8,
+    /// 2 bits, a scale for a row
+    Int2,
+    /// bfloat16
+    Bf16,
+}
+
+impl From<CodingArg> for Coding {
+    fn from(arg: CodingArg) -> Coding {
+        match arg {
+            CodingArg::Int4G64 => Coding::Int4G64,
+            CodingArg::Int4 => Coding::Int4,
+            CodingArg::Int8 => Coding::Int8,
+            CodingArg::Int2 => Coding::Int2,
+            CodingArg::Bf16 => Coding::Bf16,
+        }
+    }
+}
+
+impl ShapeArgs {
+    fn over(&self, preset: Shape) -> Shape {
+        let s = preset;
+        Shape {
+            layers: self.layers.unwrap_or(s.layers),
+            dense_layers: self.dense_layers.unwrap_or(s.dense_layers),
+            hidden: self.hidden.unwrap_or(s.hidden),
+            intermediate: self.intermediate.unwrap_or(s.intermediate),
+            moe_intermediate: self.moe_intermediate.unwrap_or(s.moe_intermediate),
+            experts: self.routed_experts.unwrap_or(s.experts),
+            top_k: self.experts_per_token.unwrap_or(s.top_k),
+            shared_experts: self.shared_experts.unwrap_or(s.shared_experts),
+            heads: self.heads.unwrap_or(s.heads),
+            q_lora_rank: self.q_lora_rank.unwrap_or(s.q_lora_rank),
+            kv_lora_rank: self.kv_lora_rank.unwrap_or(s.kv_lora_rank),
+            qk_nope_head_dim: self.qk_nope_head_dim.unwrap_or(s.qk_nope_head_dim),
+            qk_rope_head_dim: self.qk_rope_head_dim.unwrap_or(s.qk_rope_head_dim),
+            v_head_dim: self.v_head_dim.unwrap_or(s.v_head_dim),
+            vocab: self.vocab.unwrap_or(s.vocab),
+            index_topk: self.index_topk.unwrap_or(s.index_topk),
+            index_heads: self.index_heads.unwrap_or(s.index_heads),
+            index_head_dim: self.index_head_dim.unwrap_or(s.index_head_dim),
+            ..s
+        }
+    }
+}
+
+/// The JSON object.
+#[derive(Debug, Serialize)]
+struct Report {
+    shards: usize,
+    tensors: usize,
+    /// Bytes of all files.
+    bytes: u64,
+    /// Bytes of them that are no holes.
+    written_bytes: u64,
+    seconds: f64,
+}
+
+/// Makes the model.
+pub fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    let (preset, shard_size) = match args.preset {
+        PresetArg::Glm52 => (Preset::Glm52, 3 << 30),
+        PresetArg::Small => (Preset::Small, 512 << 20),
+    };
+    let shard_bytes = args.shard_size.map_or(shard_size, |size| size.0);
+    ensure!(shard_bytes > 0, "--shard-size must be more than 0");
+    let synth = Synth::new(Spec {
+        shape: args.shape.over(preset.shape()),
+        experts: args.experts_format.into(),
+        dense: args.dense_format.into(),
+        mtp: args.mtp_layer,
+        sparse: args.sparse,
+        seed: args.seed,
+        shard_bytes,
+    })?;
+    let stop = interrupt::install().context("cannot handle Ctrl-C")?;
+    let threads = args.threads.map_or_else(
+        || std::thread::available_parallelism().map_or(1, usize::from),
+        usize::from,
+    );
+    let made = synth.made();
+    let bar = progress::bytes(made.written);
+    let written = synth.write(&args.out, &Pool::new(threads), &stop, &|bytes| {
+        bar.inc(bytes);
+    });
+    bar.finish_and_clear();
+    match written {
+        Err(SynthError::Stopped) => return Ok(interrupt::exit_code()),
+        other => other?,
+    }
+    let report = Report {
+        shards: made.shards,
+        tensors: made.tensors,
+        bytes: made.bytes,
+        written_bytes: made.written,
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    if args.json {
+        crate::cli::output::print_json(&report)?;
+    } else {
+        to_stdout(|out| {
+            writeln!(
+                out,
+                "{}: {} in {}, {}, of which {} are no holes; {:.1} s",
+                args.out.display(),
+                pluralize(report.tensors, "tensor"),
+                pluralize(report.shards, "shard"),
+                human(report.bytes),
+                human(report.written_bytes),
+                report.seconds
+            )
+        })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,72 @@
+//! Turns an error into one line.
+
+use std::io;
+
+use super::printer::shown;
+
+/// Whether the reader of the output is gone, as with `| head -1`.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let kind = error.chain().find_map(|cause| {
+        let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        // serde_json wraps the error of the writer.
+        io.or_else(|| {
+            cause
+                .downcast_ref::<serde_json::Error>()
+                .and_then(serde_json::Error::io_error_kind)
+        })
+    });
+    kind == Some(io::ErrorKind::BrokenPipe)
+}
+
+/// Characters of an error, at most.
+const LONGEST: usize = 4000;
+
+/// Joins the error and its causes in one line. A cause that the message before it ends with is not repeated.
+pub fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        if line.is_empty() {
+            line = text;
+        } else if !line.ends_with(&text) {
+            line = format!("{line}: {text}");
+        }
+    }
+    // Files have a say in it, and a terminal obeys control characters.
+    let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let shown: String = line.chars().take(LONGEST).map(shown).collect();
+    match line.chars().nth(LONGEST) {
+        Some(_) => shown + " ...",
+        None => shown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_line_without_repetition() {
+        let io = io::Error::other("disk on\nfire");
+        let error = Err::<(), _>(io)
+            .context("cannot read a: disk on\nfire")
+            .context("cannot load the model")
+            .unwrap_err();
+        assert_eq!(
+            one_line(&error),
+            "cannot load the model: cannot read a: disk on fire"
+        );
+    }
+
+    #[test]
+    fn a_closed_pipe_is_recognised_behind_context_and_json() {
+        let pipe = || io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(is_closed_pipe(
+            &anyhow::Error::from(pipe()).context("cannot write")
+        ));
+        assert!(is_closed_pipe(&serde_json::Error::io(pipe()).into()));
+        assert!(!is_closed_pipe(&io::Error::other("x").into()));
+    }
+}

@@ -1,0 +1,13 @@
+//! Prints results, progress and errors, and writes report files.
+
+pub mod error;
+pub mod file;
+pub mod pluralize;
+pub mod printer;
+pub mod progress;
+pub mod report_files;
+pub mod stats;
+pub mod terminal;
+pub mod trace_outputs;
+
+pub use printer::print_json;

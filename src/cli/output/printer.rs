@@ -1,0 +1,145 @@
+//! Prints tokens as they are generated.
+
+use std::io::{self, Write};
+
+use anyhow::Context;
+use colibri_uring::runtime::tokenizer::{TextStream, Tokenizer};
+
+/// What has failed when results cannot be printed.
+const STDOUT: &str = "cannot write to the standard output";
+
+/// Writes a result to the standard output, to the last byte. The error names it.
+pub fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let written = write(&mut out).and_then(|()| out.flush());
+    written.context(STDOUT)
+}
+
+/// Prints the one JSON object of `--json`.
+pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    // All of it before any of it is printed: nobody gets half an object.
+    let mut json = serde_json::to_vec(value)?;
+    json.push(b'\n');
+    to_stdout(|out| out.write_all(&json))
+}
+
+/// Writes each token at once: its text, or its id where there is no tokenizer.
+pub struct Printer<'a, W> {
+    out: W,
+    stream: Option<TextStream<'a>>,
+    empty: bool,
+    terminal: bool,
+}
+
+impl<'a, W: Write> Printer<'a, W> {
+    pub fn new(out: W, tokenizer: Option<&'a Tokenizer>) -> Printer<'a, W> {
+        Printer {
+            out,
+            stream: tokenizer.map(Tokenizer::stream),
+            empty: true,
+            terminal: false,
+        }
+    }
+
+    /// The output is a terminal, which what a model writes shall not control.
+    pub fn on_terminal(mut self, terminal: bool) -> Printer<'a, W> {
+        self.terminal = terminal;
+        self
+    }
+
+    /// Prints what is certain after one more token; whole characters only.
+    pub fn token(&mut self, id: u32) -> anyhow::Result<()> {
+        let text = match &mut self.stream {
+            Some(stream) => stream.push(id)?,
+            None if self.empty => id.to_string(),
+            None => format!(" {id}"),
+        };
+        self.empty = false;
+        self.print(&text)
+    }
+
+    /// Prints what was held back, and ends the line.
+    pub fn finish(mut self) -> anyhow::Result<()> {
+        let held_back = self.stream.take().map(TextStream::finish).transpose()?;
+        self.print(&(held_back.unwrap_or_default() + "\n"))
+    }
+
+    /// Prints a text at once.
+    pub fn print(&mut self, text: &str) -> anyhow::Result<()> {
+        let written = write_text(&mut self.out, text, self.terminal);
+        written.and_then(|()| self.out.flush()).context(STDOUT)
+    }
+}
+
+/// Text as it is, or for a terminal: there a control character other than a newline or tab becomes its picture.
+fn write_text(out: &mut impl Write, text: &str, terminal: bool) -> io::Result<()> {
+    if !terminal || text.chars().all(harmless) {
+        return out.write_all(text.as_bytes());
+    }
+    let text: String = text.chars().map(shown).collect();
+    out.write_all(text.as_bytes())
+}
+
+fn harmless(c: char) -> bool {
+    !c.is_control() || matches!(c, '\n' | '\t')
+}
+
+/// A control character other than a newline or tab as its picture; others as they are.
+pub fn shown(c: char) -> char {
+    match c {
+        c if harmless(c) => c,
+        '\u{7f}' => '\u{2421}',
+        // U+2400 to U+241F are traces of U+0000 to U+001F.
+        c => char::from_u32(0x2400 + u32::from(c))
+            .filter(|_| c < ' ')
+            .unwrap_or(char::REPLACEMENT_CHARACTER),
+    }
+}
+
+/// Nothing is printed: for `--json`, whose one object comes at the end.
+pub fn nowhere() -> Box<dyn Write> {
+    Box::new(io::sink())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_separated_by_spaces() {
+        let mut out = Vec::new();
+        let mut printer = Printer::new(&mut out, None);
+        for id in [3, 14, 159] {
+            printer.token(id).unwrap();
+        }
+        printer.finish().unwrap();
+        assert_eq!(out, b"3 14 159\n");
+    }
+
+    #[test]
+    fn a_terminal_is_not_controlled() {
+        let text = "a\x1b[2J\r\n\tb\u{7f}\u{9b}é";
+        let written = |terminal| {
+            let mut out = Vec::new();
+            write_text(&mut out, text, terminal).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(written(false), text);
+        assert_eq!(written(true), "a␛[2J␍\n\tb␡\u{fffd}é");
+    }
+
+    #[test]
+    fn a_closed_pipe_is_an_error_that_main_recognises() {
+        struct Closed;
+        impl Write for Closed {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let error = Printer::new(Closed, None).token(3).unwrap_err();
+        assert!(crate::cli::output::error::is_closed_pipe(&error));
+    }
+}

@@ -1,0 +1,128 @@
+//! TraceOutputs of a decode: a trace for Perfetto, and a report.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use colibri_uring::model::Session;
+use colibri_uring::tools::report::decode::{About, page};
+use colibri_uring::tools::trace::Trace;
+
+use crate::cli::args::size::human;
+use crate::cli::open::LoadedModel;
+use crate::cli::output::file::{self, Output};
+use crate::cli::output::stats::Stats;
+
+/// Which traces to make.
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// Write when each chunk was read and when each layer was computed, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE", env = "COLIBRI_TRACE")]
+    trace: Option<PathBuf>,
+    /// Write a report with plots of reads, waiting and computing: one HTML file that needs nothing else
+    #[arg(long, value_name = "FILE.html", env = "COLIBRI_REPORT")]
+    report: Option<PathBuf>,
+}
+
+/// The files, made before anything is loaded: after a long decode is a bad time to find out that there is no such directory.
+#[derive(Debug)]
+pub struct TraceOutputs {
+    trace: Option<Output>,
+    report: Option<Output>,
+}
+
+impl TraceArgs {
+    /// Whether there is something to record.
+    pub fn wanted(&self) -> bool {
+        self.trace.is_some() || self.report.is_some()
+    }
+
+    /// Starts the files, and that of --save-routing, `routing`. None of them may be that of --kv.
+    pub fn create(
+        &self,
+        routing: Option<&Path>,
+        kv: Option<&Path>,
+    ) -> anyhow::Result<(TraceOutputs, Option<Output>)> {
+        let files = [
+            ("--trace", self.trace.as_deref(), "{\"displayTimeUnit\":"),
+            ("--report", self.report.as_deref(), file::HTML),
+            ("--save-routing", routing, "{\"routing\":"),
+        ];
+        let [trace, report, routing] = file::create(files, &[("--kv", kv)])?;
+        Ok((TraceOutputs { trace, report }, routing))
+    }
+}
+
+impl TraceOutputs {
+    fn wanted(&self) -> bool {
+        self.trace.is_some() || self.report.is_some()
+    }
+
+    /// What was recorded, if a picture is wanted.
+    pub fn take(&self, session: &mut Session<'_>, opened: &LoadedModel) -> Option<Trace> {
+        self.wanted()
+            .then(|| Trace::take(session, opened.sources()))?
+    }
+
+    /// Writes them, the second also where the first cannot be written.
+    pub fn write(
+        self,
+        trace: Option<Trace>,
+        opened: &LoadedModel,
+        stats: &Stats,
+    ) -> anyhow::Result<()> {
+        if !self.wanted() {
+            return Ok(());
+        }
+        let trace = trace.context("nothing is recorded: the reads have ended early")?;
+        if trace.lost > 0 {
+            tracing::warn!(
+                "the record was full: its last {} entries are missing",
+                trace.lost
+            );
+        }
+        let traced = self
+            .trace
+            .map_or(Ok(()), |file| file.write(|out| trace.write_chrome(out)));
+        let reported = self.report.map_or(Ok(()), |file| {
+            let about = About {
+                model: &opened.name(),
+                tiles: &tiles(stats),
+                facts: &opened.facts(),
+            };
+            let html = page(&about, &trace).html();
+            file.write(|out| out.write_all(html.as_bytes()))
+        });
+        traced.and(reported)
+    }
+}
+
+/// A run in a few numbers.
+fn tiles(stats: &Stats) -> Vec<(String, String)> {
+    let engine = &stats.engine;
+    let demanded = (engine.expert_hits + engine.expert_misses).max(1);
+    let tokens = stats.prefilled_tokens as f64 + stats.tokens_per_second * stats.decode_seconds;
+    let per_token = engine.expert_bytes_read as f64 / tokens.max(1.0);
+    let busy = stats.prefill_seconds + stats.decode_seconds;
+    let rate = engine.expert_bytes_read as f64 / busy.max(f64::MIN_POSITIVE);
+    let tile = |value: String, name: &str| (value, name.to_owned());
+    vec![
+        tile(format!("{:.2}", stats.tokens_per_second), "tokens a second"),
+        tile(
+            format!(
+                "{:.0}%",
+                100.0 * engine.expert_hits as f64 / demanded as f64
+            ),
+            "of experts were in memory",
+        ),
+        tile(human(per_token as u64), "read for a token"),
+        tile(format!("{}/s", human(rate as u64)), "mean bandwidth"),
+        tile(
+            format!("{:.2} s", engine.io_wait_seconds),
+            "waited for reads",
+        ),
+        tile(format!("{:.2} s", engine.compute_seconds), "computed"),
+        tile(human(stats.peak_rss_bytes), "of memory at most"),
+    ]
+}
