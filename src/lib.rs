@@ -6,6 +6,7 @@
 
 pub mod atomic_file;
 pub mod config;
+pub mod memory;
 pub mod model;
 pub mod pool;
 pub mod quant;

@@ -19,10 +19,10 @@ use colibri_uring::runtime::plan::{
     self, MemoryInputs, MemoryOverrides, Plan, PlanError, PlanRequest, Roots,
 };
 use colibri_uring::shards::Shards;
+use colibri_uring::stream::demand_trace;
 use colibri_uring::stream::usage::{History, Identity, Usage};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 use colibri_uring::tools::report::machine;
-use colibri_uring::tools::trace;
 use colibri_uring::weight::shapes::layer_of;
 
 use crate::cli::args::model::{DsaArg, ModelArgs, check_mirrors, weights};
@@ -193,7 +193,7 @@ impl ModelIndex {
         } = self;
         let top_k = config.num_experts_per_tok;
         let identity = Identity::of(&shards, &config);
-        let record = trace::room(plan.needs.record);
+        let record = demand_trace::entries_in(plan.needs.record);
         let store_options = StoreOptions {
             slots: plan.slots,
             lookahead: args.lookahead.into(),

@@ -2,13 +2,12 @@
 
 use bytesize::ByteSize;
 
+use crate::memory::MemoryError;
 use crate::stream::slots::{self, Budget, Footprint, Slots};
 
-mod available;
 mod survey;
+pub use crate::memory::{Available, Roots, available};
 pub use survey::{MemoryInputs, PlanRequest, survey};
-
-pub use available::{Available, CgroupBound, Roots, available};
 
 /// What a model needs besides expert slabs. All sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,22 +99,9 @@ pub enum PlanError {
         /// What can be done.
         advice: String,
     },
-    /// Not even the fewest slabs with which something can be read fit.
-    #[error(
-        "{slabs} slabs of {} for reading do not fit into the {} of memory that are available",
-        size(*slab_bytes), size(*available)
-    )]
-    NoSlabs {
-        /// How many it takes at least.
-        slabs: usize,
-        /// Bytes of one.
-        slab_bytes: u64,
-        /// What there is, in bytes.
-        available: u64,
-    },
-    /// `/proc/meminfo` could not be read or understood.
-    #[error("cannot tell how much memory is available: {0}")]
-    Unknown(String),
+    /// It is not known how much memory is available, and no budget was given.
+    #[error("{0}; give --ram")]
+    Unknown(MemoryError),
 }
 
 fn size(bytes: u64) -> String {
@@ -219,33 +205,6 @@ pub fn plan(
     })
 }
 
-/// How many slabs of `slab_bytes` bytes to read into, for commands that only read: `wanted`, or as many as there is memory for.
-///
-/// # Errors
-/// [`PlanError::NoSlabs`] when that is fewer than `least`.
-pub fn slabs_that_fit(wanted: usize, least: usize, slab_bytes: u64) -> Result<usize, PlanError> {
-    // What is not known bounds nothing.
-    let budget = available(&Roots::default()).map_or(u64::MAX, |available| available.budget());
-    bounded(wanted, least, slab_bytes, budget)
-}
-
-fn bounded(
-    wanted: usize,
-    least: usize,
-    slab_bytes: u64,
-    available: u64,
-) -> Result<usize, PlanError> {
-    let fit = usize::try_from(available / slab_bytes.max(1)).unwrap_or(usize::MAX);
-    if fit < least {
-        return Err(PlanError::NoSlabs {
-            slabs: least,
-            slab_bytes,
-            available,
-        });
-    }
-    Ok(wanted.min(fit).max(least))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -328,14 +287,6 @@ mod tests {
         };
         let error = plan(&needs(), EXPERTS, wish, 0).unwrap_err().to_string();
         assert!(error.contains("raise --ram to "), "{error}");
-    }
-
-    #[test]
-    fn slabs_for_reading_are_bounded_by_memory() {
-        assert_eq!(bounded(10, 2, MIB, GIB).unwrap(), 10);
-        assert_eq!(bounded(10, 2, MIB, 5 * MIB).unwrap(), 5);
-        let error = bounded(10, 6, MIB, 5 * MIB).unwrap_err().to_string();
-        assert!(error.contains("6 slabs of 1.0 MiB"), "{error}");
     }
 
     proptest! {

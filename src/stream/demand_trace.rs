@@ -4,6 +4,23 @@ use std::time::Instant;
 
 use super::cache::Key;
 
+/// Most entries of each kind that a trace keeps: the first hundreds of tokens of a large model.
+pub const MAX_ENTRIES: usize = 1 << 18;
+
+/// Bytes of one entry of every kind, recorded and in the finished trace. A number, because the types are in modules above this one;
+/// `tools::trace` asserts that it is enough.
+pub const ENTRY_BYTES: usize = 328;
+
+/// Most bytes that a trace with so many entries takes.
+pub const fn bytes(entries: usize) -> u64 {
+    (entries * ENTRY_BYTES) as u64
+}
+
+/// How many entries fit into so many bytes.
+pub fn entries_in(bytes: u64) -> usize {
+    usize::try_from(bytes / ENTRY_BYTES as u64).map_or(MAX_ENTRIES, |n| n.min(MAX_ENTRIES))
+}
+
 /// The experts of a layer that were demanded at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Demanded {

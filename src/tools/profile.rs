@@ -11,7 +11,7 @@ use colibri_ring::engine::EngineError;
 use colibri_ring::replica::DirectRefused;
 use hdrhistogram::Histogram;
 
-use crate::runtime::plan::PlanError;
+use crate::memory::MemoryError;
 use crate::tools::measure;
 
 mod draw;
@@ -47,7 +47,7 @@ pub enum ProfileError {
     },
     /// There is no memory to read into.
     #[error(transparent)]
-    Memory(#[from] PlanError),
+    Memory(#[from] MemoryError),
     /// No file is long enough.
     #[error("no file holds a block of {block} bytes")]
     TooShort {

@@ -18,7 +18,7 @@ use colibri_ring::engine::EngineError;
 use colibri_ring::file::{File, FileError};
 use colibri_ring::replica::DirectRefused;
 
-use crate::runtime::plan::PlanError;
+use crate::memory::MemoryError;
 use crate::shards::{ShardError, Shards, data_sample, is_copy};
 use crate::tools::verify::VerifyError;
 
@@ -124,7 +124,7 @@ pub enum StageError {
     Verify(#[from] VerifyError),
     /// There is no memory to read into.
     #[error(transparent)]
-    Memory(#[from] PlanError),
+    Memory(#[from] MemoryError),
 }
 
 fn others(more: usize) -> String {

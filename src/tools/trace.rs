@@ -10,12 +10,9 @@ use colibri_ring::schedule::Priority;
 
 use crate::model::{Lap, Phase, Session, Walk};
 use crate::stream::cache::Key;
-use crate::stream::demand_trace::Demanded;
+use crate::stream::demand_trace::{self, Demanded};
 
-/// Chunks, laps and demands that are kept at most, each: the first hundreds of tokens of a large model.
-pub const ROOM: usize = 1 << 18;
-
-/// Bytes of a chunk, a lap and a demand: as they are recorded, and again, because both are there while a trace is made of a record.
+/// Bytes of a chunk, a lap and a demand: as they are recorded, and in the trace that is made of them.
 const ENTRY: usize = size_of::<ChunkRead>()
     + size_of::<Key>()
     + size_of::<Lap>()
@@ -25,15 +22,8 @@ const ENTRY: usize = size_of::<ChunkRead>()
     + size_of::<Demand>()
     + 2 * size_of::<Walk>();
 
-/// Bytes that a record with this room takes at most, and the trace that is made of it.
-pub const fn bytes(room: usize) -> u64 {
-    (room * ENTRY) as u64
-}
-
-/// The room of a record for which there are so many bytes.
-pub fn room(bytes: u64) -> usize {
-    usize::try_from(bytes / ENTRY as u64).map_or(ROOM, |room| room.min(ROOM))
-}
+// The memory plan reserves ENTRY_BYTES for each.
+const _: () = assert!(ENTRY <= demand_trace::ENTRY_BYTES);
 
 /// A chunk at a drive. Times are nanoseconds since the begin of the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

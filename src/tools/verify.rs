@@ -13,7 +13,7 @@ use colibri_ring::file::File;
 use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica};
 use colibri_ring::schedule::{Event, Priority, ReadError};
 
-use crate::runtime::plan::{self, PlanError};
+use crate::memory::{self, MemoryError};
 use crate::shards::{MirrorFile, Shards};
 
 /// Bytes that are compared at a time.
@@ -33,7 +33,7 @@ pub enum VerifyError {
     Engine(#[from] EngineError),
     /// There is no memory to read into.
     #[error(transparent)]
-    Memory(#[from] PlanError),
+    Memory(#[from] MemoryError),
 }
 
 /// What was found out about one mirror.
@@ -132,7 +132,7 @@ pub fn compare(
     let slab_bytes = BLOCK + 2 * files.align();
     let class = Class {
         bytes: slab_bytes as usize,
-        count: plan::slabs_that_fit(AHEAD * copies, copies, slab_bytes)?,
+        count: memory::slabs_that_fit(AHEAD * copies, copies, slab_bytes)?,
     };
     let mut engine = Engine::new(&files, &[class], options)?;
     let mut free: Vec<SlabId> = (0..engine.slabs() as u32).map(SlabId).collect();

@@ -1,18 +1,15 @@
 //! What a model needs for a context, and what there is for it: what `decode` follows and `plan` prints.
 
-use super::{
-    Available, Experts, MemoryBreakdown, MemoryOverrides, Plan, PlanError, RECORD_SHARE, Roots,
-    available, plan,
-};
+use super::{Experts, MemoryBreakdown, MemoryOverrides, Plan, PlanError, RECORD_SHARE, plan};
 use crate::config::Config;
+use crate::memory::{Available, MemoryError, Roots, available};
 use crate::model::{
     Rounding, SessionOptions, Sizes, draft_bytes, kv_bytes, resident_bytes, scores_bytes,
 };
 use crate::quant::encode::Packing;
 use crate::shards::Shards;
-use crate::stream::ExpertFiles;
 use crate::stream::slots::Footprint;
-use crate::tools::trace;
+use crate::stream::{ExpertFiles, demand_trace};
 
 /// The program itself, its stacks, the queues of the ring.
 const PROGRAM: u64 = 24 << 20;
@@ -73,7 +70,7 @@ pub struct MemoryInputs {
     /// Experts that a token uses in a layer.
     pub top_k: usize,
     /// What the machine has to spare.
-    pub available: Result<Available, PlanError>,
+    pub available: Result<Available, MemoryError>,
     /// Bytes of resident weights with `--dense-bits 4`, where that was not asked for.
     four_bits: Option<u64>,
     wish: MemoryOverrides,
@@ -100,7 +97,8 @@ pub fn survey(
             index: shards.len() as u64 * INDEX_ENTRY,
             program: PROGRAM.saturating_add(rounding),
             record: match ask.record {
-                true => trace::bytes(trace::ROOM).min(budget.unwrap_or(0) / RECORD_SHARE),
+                true => demand_trace::bytes(demand_trace::MAX_ENTRIES)
+                    .min(budget.unwrap_or(0) / RECORD_SHARE),
                 false => 0,
             },
         },
@@ -116,7 +114,7 @@ pub fn survey(
 }
 
 /// What a plan may use, if anything is known about it.
-fn budget(available: &Result<Available, PlanError>, wish: &MemoryOverrides) -> Option<u64> {
+fn budget(available: &Result<Available, MemoryError>, wish: &MemoryOverrides) -> Option<u64> {
     let available = available.as_ref().map(Available::budget).ok();
     wish.ram.or(available)
 }
@@ -181,7 +179,7 @@ impl MemoryInputs {
             // What is not known bounds nothing that was given explicitly.
             (Err(_), Some(ram)) => ram,
             (Err(error), None) => {
-                return Err(PlanError::Unknown(format!("{error}; give --ram")));
+                return Err(PlanError::Unknown(error.clone()));
             }
         };
         let experts = Experts {

@@ -12,7 +12,7 @@ use colibri_ring::tokio_read;
 
 use super::draw::{Draw, GRID};
 use super::{Blocks, Outcome, ProfileError, Reader, Run};
-use crate::runtime::plan;
+use crate::memory;
 use crate::tools::measure::{self, Load, Rng, cpu_time};
 
 /// The files of a drive that is measured.
@@ -92,7 +92,7 @@ impl Target {
         let wanted = run.blocks.places(run.queue_depth);
         // Its own rounding included, whatever the engine.
         let place = (run.blocks.longest()).saturating_add(2 * files.align());
-        let places = plan::slabs_that_fit(wanted, run.queue_depth, place)?;
+        let places = memory::slabs_that_fit(wanted, run.queue_depth, place)?;
         let warm_up = run.warm_up();
         let kind = match run.reader {
             Reader::Uring => EngineKind::Uring,

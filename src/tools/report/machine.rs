@@ -9,13 +9,15 @@ use bytesize::ByteSize;
 use colibri_ring::file::File;
 use colibri_ring::probe::{self, huge};
 
+use crate::memory::{self, Roots};
+
 /// Kernel, processor, memory, huge pages, and the drives of `files`, each with all directories on it, its file system and O_DIRECT,
 /// by name.
 pub fn facts(files: &[Arc<File>]) -> Vec<(String, String)> {
     let mut facts = vec![
         ("Kernel".to_owned(), format!("Linux {}", probe::kernel())),
         ("Processor".to_owned(), processor()),
-        ("Memory".to_owned(), memory()),
+        ("Memory".to_owned(), memory_size()),
         ("Huge pages".to_owned(), huge_pages()),
     ];
     for files in by_drive(files) {
@@ -79,8 +81,8 @@ fn processor() -> String {
     format!("{model}, {threads} threads")
 }
 
-fn memory() -> String {
-    match crate::runtime::plan::available(&crate::runtime::plan::Roots::default()) {
+fn memory_size() -> String {
+    match memory::available(&Roots::default()) {
         Ok(memory) => format!(
             "{} of {} available",
             human(memory.mem_available),

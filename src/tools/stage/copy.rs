@@ -18,7 +18,7 @@ use colibri_ring::schedule::{Event, Priority};
 use rustix::fs::{Advice, FlockOperation, RenameFlags};
 
 use super::{Shard, StageError, failed, unfinished};
-use crate::runtime::plan;
+use crate::memory;
 use crate::shards::{self, MirrorFile};
 use crate::tools::verify::{Copies, compare};
 
@@ -133,7 +133,7 @@ fn write(
     let slab_bytes = BLOCK + 2 * files.align();
     let class = Class {
         bytes: slab_bytes as usize,
-        count: plan::slabs_that_fit(AHEAD, 2, slab_bytes)?,
+        count: memory::slabs_that_fit(AHEAD, 2, slab_bytes)?,
     };
     let mut engine = Engine::new(&files, &[class], copying.engine)?;
     let read = |engine: &mut Engine, slab: SlabId, offset: u64| {

@@ -11,7 +11,7 @@ use colibri_ring::engine::Options;
 use colibri_ring::extent::Layout;
 use colibri_ring::replica::{Files, Replicas};
 use colibri_uring::config::Config;
-use colibri_uring::runtime::plan;
+use colibri_uring::memory;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use colibri_uring::tools::measure::{self, Load, Measured, Rng};
 use colibri_uring::tools::report::hlog::Interval;
@@ -276,7 +276,7 @@ fn measure(
     let time = Duration::from_secs_f64(args.seconds);
     let load = Load {
         engine,
-        slabs: plan::slabs_that_fit(measure::slabs(&engine, drives, slab_bytes), 2, slab_bytes)?,
+        slabs: memory::slabs_that_fit(measure::slabs(&engine, drives, slab_bytes), 2, slab_bytes)?,
         slab_bytes,
         warm_up: (time / 4).min(Duration::from_secs(1)),
         time,

@@ -1,9 +1,30 @@
-//! What memory this process can really have: `MemAvailable`, bounded by the cgroups it is in.
+//! Finds out how much memory this process may use: `MemAvailable`, bounded by the cgroups it is in.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::PlanError;
+use bytesize::ByteSize;
+
+/// Why memory cannot be planned.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// Not even the fewest slabs with which something can be read fit.
+    #[error(
+        "{slabs} slabs of {} for reading do not fit into the {} of memory that are available",
+        ByteSize::b(*slab_bytes).display().iec(), ByteSize::b(*available).display().iec()
+    )]
+    NoSlabs {
+        /// The fewest slabs that work.
+        slabs: usize,
+        /// Bytes of a slab.
+        slab_bytes: u64,
+        /// Bytes of memory that are available.
+        available: u64,
+    },
+    /// `/proc/meminfo` cannot be read or understood.
+    #[error("cannot tell how much memory is available: {0}")]
+    Unknown(String),
+}
 
 /// Where the kernel's files are; other directories than `/` in tests.
 #[derive(Clone, Debug)]
@@ -30,7 +51,7 @@ pub struct CgroupBound {
     pub path: PathBuf,
     /// Its limit.
     pub limit: u64,
-    /// What is left of the limit; page cache counts as free, for the kernel reclaims it first.
+    /// Bytes left of the limit. Page cache counts as free, because the kernel reclaims it first.
     pub left: u64,
 }
 
@@ -43,12 +64,12 @@ pub struct Available {
     pub mem_available: u64,
     /// The cgroup with the least memory left, if any limits memory.
     pub cgroup: Option<CgroupBound>,
-    /// What is left to the rest of the machine.
+    /// Left to other processes.
     pub reserve: u64,
 }
 
 impl Available {
-    /// What the process may plan with.
+    /// Bytes that the process may use.
     pub fn budget(&self) -> u64 {
         self.bound().saturating_sub(self.reserve)
     }
@@ -62,14 +83,14 @@ impl Available {
 /// Reads what is available now.
 ///
 /// # Errors
-/// [`PlanError::Unknown`] when `/proc/meminfo` cannot be read. A cgroup that cannot be read bounds nothing.
-pub fn available(roots: &Roots) -> Result<Available, PlanError> {
+/// [`MemoryError::Unknown`] when `/proc/meminfo` cannot be read. A cgroup that cannot be read bounds nothing.
+pub fn available(roots: &Roots) -> Result<Available, MemoryError> {
     let path = roots.proc.join("meminfo");
     let meminfo = fs::read_to_string(&path)
-        .map_err(|error| PlanError::Unknown(format!("{}: {error}", path.display())))?;
+        .map_err(|error| MemoryError::Unknown(format!("{}: {error}", path.display())))?;
     let field = |name: &str| {
         kib_field(&meminfo, name)
-            .ok_or_else(|| PlanError::Unknown(format!("no {name} in {}", path.display())))
+            .ok_or_else(|| MemoryError::Unknown(format!("no {name} in {}", path.display())))
     };
     let mut available = Available {
         mem_total: field("MemTotal:")?,
@@ -77,9 +98,36 @@ pub fn available(roots: &Roots) -> Result<Available, PlanError> {
         cgroup: tightest_cgroup(roots),
         reserve: 0,
     };
-    // A sixteenth for whatever else grows meanwhile; page tables and the allocator's slack are in it too.
+    // A sixteenth for page tables, the allocator's slack, and other processes that grow.
     available.reserve = (available.bound() / 16).clamp(64 << 20, 2 << 30);
     Ok(available)
+}
+
+/// How many slabs of `slab_bytes` bytes to read into, for commands that only read: `wanted`, or as many as memory has room for.
+///
+/// # Errors
+/// [`MemoryError::NoSlabs`] when that is fewer than `least`.
+pub fn slabs_that_fit(wanted: usize, least: usize, slab_bytes: u64) -> Result<usize, MemoryError> {
+    // Unknown memory is no bound.
+    let budget = available(&Roots::default()).map_or(u64::MAX, |available| available.budget());
+    bounded(wanted, least, slab_bytes, budget)
+}
+
+fn bounded(
+    wanted: usize,
+    least: usize,
+    slab_bytes: u64,
+    available: u64,
+) -> Result<usize, MemoryError> {
+    let fit = usize::try_from(available / slab_bytes.max(1)).unwrap_or(usize::MAX);
+    if fit < least {
+        return Err(MemoryError::NoSlabs {
+            slabs: least,
+            slab_bytes,
+            available,
+        });
+    }
+    Ok(wanted.min(fit).max(least))
 }
 
 fn kib_field(text: &str, name: &str) -> Option<u64> {
@@ -300,6 +348,15 @@ mod tests {
         let available = available(&roots).unwrap();
         assert_eq!(available.cgroup.as_ref().unwrap().left, MIB);
         assert_eq!(available.budget(), 0);
+    }
+
+    #[test]
+    fn slabs_for_reading_are_bounded_by_memory() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(bounded(10, 2, MIB, GIB).unwrap(), 10);
+        assert_eq!(bounded(10, 2, MIB, 5 * MIB).unwrap(), 5);
+        let error = bounded(10, 6, MIB, 5 * MIB).unwrap_err().to_string();
+        assert!(error.contains("6 slabs of 1.0 MiB"), "{error}");
     }
 
     #[test]
