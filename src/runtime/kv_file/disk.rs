@@ -1,4 +1,4 @@
-//! Files as a whole: finding and locking one, making a new one, putting it in the place of another.
+//! Opens and locks KV files, creates new ones and replaces existing ones.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -12,7 +12,7 @@ use super::fingerprint::Fingerprint;
 use super::head::{self, Mark, SECTOR};
 use crate::atomic_file;
 
-/// Opens the file and locks it against every other process; `None` if there is none.
+/// Opens the file and takes an exclusive lock; `None` if it does not exist.
 pub fn open_locked(path: &Path) -> Result<Option<File>, KvFileError> {
     let failed = |doing| {
         let file = path.to_path_buf();
@@ -23,7 +23,7 @@ pub fn open_locked(path: &Path) -> Result<Option<File>, KvFileError> {
         }
     };
     loop {
-        // Before it is opened: opening a pipe would wait for its other end.
+        // Checked before opening, because opening a FIFO would block.
         match fs::metadata(path) {
             Ok(found) if found.is_file() => {}
             Ok(found) => {
@@ -34,7 +34,7 @@ pub fn open_locked(path: &Path) -> Result<Option<File>, KvFileError> {
                 });
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                // The link is there, and what it points to is not.
+                // The path may be a link whose target is missing.
                 return match fs::read_link(path) {
                     Ok(target) => Err(KvFileError::Dangling {
                         file: path.to_path_buf(),
@@ -58,7 +58,7 @@ pub fn open_locked(path: &Path) -> Result<Option<File>, KvFileError> {
             }
             Err(TryLockError::Error(e)) => return Err(failed("lock")(e)),
         }
-        // Who had it may have put another in its place between the two.
+        // The previous owner of the lock may have replaced the file after we opened it.
         let id = |found: fs::Metadata| (found.dev(), found.ino());
         let ours = file.metadata().map(id).map_err(failed("open"))?;
         if fs::metadata(path).is_ok_and(|found| id(found) == ours) {
@@ -67,16 +67,16 @@ pub fn open_locked(path: &Path) -> Result<Option<File>, KvFileError> {
     }
 }
 
-/// A locked file without turns that nobody else sees yet. It is gone when it is dropped.
+/// A locked, still unnamed file without turns. Dropping it deletes it.
 pub struct Blank {
     pub file: File,
     temp: TempPath,
-    /// Where it is to be: what a link points to.
+    /// Its future path, symbolic links resolved.
     path: PathBuf,
 }
 
 impl Blank {
-    /// Makes one, to be put at `path`. Only its owner may read it.
+    /// Creates a file destined for `path`, readable by its owner alone.
     pub fn new(path: &Path, fingerprint: &Fingerprint) -> io::Result<Blank> {
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         let named = atomic_file::beside(&path, Builder::new().prefix(".kv-"))?;
@@ -88,7 +88,7 @@ impl Blank {
         Ok(Blank { file, temp, path })
     }
 
-    /// Gives it its name, if nothing has that yet.
+    /// Names the file, unless the name exists.
     pub fn create(self) -> io::Result<File> {
         self.temp
             .persist_noclobber(&self.path)
@@ -97,14 +97,14 @@ impl Blank {
         Ok(self.file)
     }
 
-    /// Puts it in the place of what has its name. From then on it is the file, also if its directory cannot be synced.
+    /// Replaces the file of that name. The replacement stands even if syncing the directory fails.
     pub fn replace(self) -> io::Result<(File, io::Result<()>)> {
         self.temp.persist(&self.path).map_err(|e| e.error)?;
         Ok((self.file, sync_directory(&self.path)))
     }
 }
 
-/// A name is on the disk when its directory is.
+/// Makes a rename durable.
 fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(atomic_file::directory(path))?.sync_all()
 }

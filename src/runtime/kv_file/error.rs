@@ -1,64 +1,62 @@
-//! Why a KV file cannot be used, and what to do about it.
+//! Defines the errors of KV files, each with its remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::head::VERSION;
-
-/// What is wrong with a KV file. Whatever it is, the file stays as it is.
+/// A KV file cannot be used. No variant modifies the file.
 #[derive(Debug, thiserror::Error)]
 pub enum KvFileError {
-    /// The operating system refused something.
+    /// A system call failed.
     #[error("cannot {doing} {}: {source}", file.display())]
     Io {
         /// The file.
         file: PathBuf,
-        /// What was tried.
+        /// The operation, as a verb.
         doing: &'static str,
-        /// The operating system's answer.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// A turn was not saved.
+    /// A turn could not be saved.
     #[error("the conversation is not saved in {}, where everything stays as it was: {source}", file.display())]
     NotSaved {
         /// The file.
         file: PathBuf,
-        /// The operating system's answer.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// It is a directory.
+    /// The path names a directory.
     #[error("{} is a directory: give the name of a file", file.display())]
     Directory {
         /// The directory.
         file: PathBuf,
     },
-    /// It is a link that leads nowhere.
+    /// The path is a symbolic link whose target does not exist.
     #[error("{} is a link to {}, which is not there: give another name", file.display(), target.display())]
     Dangling {
         /// The link.
         file: PathBuf,
-        /// What it names.
+        /// Its target.
         target: PathBuf,
     },
-    /// It is a file of another kind, a pipe.
+    /// The file has another format, or is no regular file.
     #[error("{} is no KV file; it stays as it is: give another name", file.display())]
     Foreign {
         /// The file.
         file: PathBuf,
     },
-    /// A later version of the program wrote it.
+    /// Another version of the program wrote it.
     #[error(
-        "{} has version {version} of the format, and this program knows {VERSION}; it stays as it is: give another name, or \
+        "{} has version {version} of the format, and this program reads another; it stays as it is: give another name, or \
          --kv-reset to start it anew",
         file.display()
     )]
-    Newer {
+    Version {
         /// The file.
         file: PathBuf,
         /// Its version.
         version: u32,
     },
-    /// It is whole, and what it keeps was computed by another model or with other settings.
+    /// The file is intact, but another model or other settings computed it.
     #[error(
         "{} is of another model or of other settings ({what} differ); it stays as it is: give what it was made with, another \
          name, or --kv-reset to start it anew",
@@ -67,10 +65,10 @@ pub enum KvFileError {
     Other {
         /// The file.
         file: PathBuf,
-        /// What is not the same.
+        /// What differs.
         what: &'static str,
     },
-    /// It was one, and is truncated or has changed.
+    /// The file is truncated or corrupted.
     #[error(
         "{} is damaged: {what}; it stays as it is: restore it from a copy, or give --kv-reset to start it anew",
         file.display()
@@ -78,16 +76,16 @@ pub enum KvFileError {
     Damaged {
         /// The file.
         file: PathBuf,
-        /// What is wrong, and where.
+        /// The damage and its place.
         what: String,
     },
-    /// Another process has it.
+    /// Another process holds the lock.
     #[error("{} is in use by another process: wait for its end, or give another name", file.display())]
     InUse {
         /// The file.
         file: PathBuf,
     },
-    /// What is to be saved does not have the layers of what is there.
+    /// The turn to save has other layers than the file.
     #[error(
         "{} keeps other layers, or rows of other widths, than the model has now; it stays as it is: give the settings that it \
          was made with, another name, or --kv-reset to start it anew",
@@ -99,28 +97,28 @@ pub enum KvFileError {
     },
 }
 
-/// What is wrong with bytes, before anybody knows which file they are of.
+/// A fault found in bytes, before the file's path is known.
 #[derive(Debug)]
 pub(super) enum Flaw {
     Foreign,
-    Newer(u32),
+    Version(u32),
     Other(&'static str),
     Damaged(String),
     Read(io::Error),
 }
 
 impl Flaw {
-    /// Damage at a place of the file.
+    /// Damage at a byte offset.
     pub fn at(offset: u64, what: &str) -> Flaw {
         Flaw::Damaged(format!("{what} at byte {offset}"))
     }
 
-    /// The error of the file.
+    /// Adds the path.
     pub fn of(self, path: &Path) -> KvFileError {
         let file = path.to_path_buf();
         match self {
             Flaw::Foreign => KvFileError::Foreign { file },
-            Flaw::Newer(version) => KvFileError::Newer { file, version },
+            Flaw::Version(version) => KvFileError::Version { file, version },
             Flaw::Other(what) => KvFileError::Other { file, what },
             Flaw::Damaged(what) => KvFileError::Damaged { file, what },
             Flaw::Read(source) => KvFileError::Io {

@@ -1,27 +1,27 @@
-//! The beginning of a KV file: what it is of, and how much of it counts.
+//! Reads and writes the head of a KV file and its two marks.
 //!
-//! The head is written once. Behind it are two *marks*, written in turn: each says how many turns count and where they end, and
-//! the newer one holds. So there is always a whole one, whenever writing is cut short. Each of the three is a sector of its own.
+//! The head names the model and settings, and is written once. The two *marks* after it are written alternately. Each records how
+//! many turns are valid and where they end; the newer one holds, so an interrupted write leaves the other intact. Head and
+//! marks take one 512-byte sector each.
 
 use super::error::Flaw;
 use super::fingerprint::Fingerprint;
 
 /// The first bytes of every KV file.
 pub const MAGIC: [u8; 8] = *b"colikvc\n";
-/// The version of the format that is written. Version 1 is read too: it had one shape for the whole file, and said in the head whether the
-/// prediction layer was used, which decides nothing.
+/// Version of the format; other versions are refused by name.
 pub const VERSION: u32 = 2;
-/// Bytes of the head, and of a mark.
+/// Bytes of the head and of a mark.
 pub const SECTOR: usize = 512;
-/// Where records begin.
+/// Byte offset of the first record.
 pub const RECORDS: u64 = 3 * SECTOR as u64;
 
-/// A checksum ends every sector.
+/// Byte offset of the CRC-32 that ends each sector.
 const SUM: usize = SECTOR - 4;
 
 type Sector = [u8; SECTOR];
 
-/// The sector with its checksum.
+/// Fills in the sector's checksum.
 pub fn seal(mut sector: Sector) -> Sector {
     let sum = crc32fast::hash(&sector[..SUM]).to_le_bytes();
     sector[SUM..].copy_from_slice(&sum);
@@ -32,7 +32,7 @@ fn is_sealed(sector: &Sector) -> bool {
     sector[SUM..] == crc32fast::hash(&sector[..SUM]).to_le_bytes()
 }
 
-/// The head of a file of `fingerprint`.
+/// The head of a file that belongs to `fingerprint`.
 pub fn head(fingerprint: &Fingerprint) -> Sector {
     let mut head = [0; SECTOR];
     head[..8].copy_from_slice(&MAGIC);
@@ -41,12 +41,12 @@ pub fn head(fingerprint: &Fingerprint) -> Sector {
     seal(head)
 }
 
-/// Whether a file that begins with `bytes` is a KV file, of whatever version and model, or was one before it was cut short.
+/// Whether `bytes` begin like a KV file, of any version or model, even a truncated one.
 pub fn is_ours(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 
-/// Checks a head, or what there is of one: its kind, its version, its sum, and what it is of, in this order.
+/// Checks a possibly truncated head: magic bytes, version, checksum, fingerprint, in this order.
 pub fn check(bytes: &[u8], wanted: &Fingerprint) -> Result<(), Flaw> {
     if !is_ours(bytes) {
         return Err(Flaw::Foreign);
@@ -58,10 +58,10 @@ pub fn check(bytes: &[u8], wanted: &Fingerprint) -> Result<(), Flaw> {
         let what = format!("it is truncated: it has only {} bytes", bytes.len());
         return Err(Flaw::Damaged(what));
     };
-    if version > VERSION {
-        return Err(Flaw::Newer(version));
+    if version != VERSION {
+        return Err(Flaw::Version(version));
     }
-    if !is_sealed(head) || version == 0 {
+    if !is_sealed(head) {
         return Err(Flaw::Damaged("the checksum of its head is wrong".into()));
     }
     let mut found = [0; Fingerprint::BYTES];
@@ -72,31 +72,31 @@ pub fn check(bytes: &[u8], wanted: &Fingerprint) -> Result<(), Flaw> {
     }
 }
 
-/// What counts.
+/// How much of the file is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// Turns.
+    /// Number of turns.
     pub turns: u64,
-    /// Where their records end: a byte of the file.
+    /// Byte offset at which their records end.
     pub end: u64,
-    /// CRC-32 of the heads of all of them.
+    /// CRC-32 over the heads of all records.
     pub sum: u32,
 }
 
 impl Mark {
-    /// That of a file without turns.
+    /// The mark of a file without turns.
     pub const EMPTY: Mark = Mark {
         turns: 0,
         end: RECORDS,
         sum: 0,
     };
 
-    /// Where this one is written.
+    /// Byte offset of this mark: the two places alternate.
     pub fn offset(&self) -> u64 {
         SECTOR as u64 * (1 + self.turns % 2)
     }
 
-    /// As it is written.
+    /// Encodes the mark, checksum included.
     pub fn to_bytes(self) -> Sector {
         let mut sector = [0; SECTOR];
         sector[..8].copy_from_slice(&self.turns.to_le_bytes());
@@ -116,19 +116,19 @@ impl Mark {
     }
 }
 
-/// The mark that holds, and whether the other one is whole too.
+/// The mark that holds, and whether the other one is intact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks {
     pub newest: Mark,
-    /// If not, the other one may have been the newer: whoever has a whole turn behind the end of this one has it from there.
+    /// If not, the damaged mark may have been newer: a complete turn after the end of this one belongs to it.
     pub both: bool,
 }
 
-/// Reads the marks, which follow the head.
+/// Decodes the two marks that follow the head.
 pub fn marks(bytes: &[u8; 2 * SECTOR]) -> Result<Marks, Flaw> {
     let sectors = bytes.as_chunks::<SECTOR>().0;
     let places = [0, 1].map(|i| Mark::from_bytes(&sectors[i]).filter(|m| m.turns % 2 == i as u64));
-    // Before the first turn the second one has never been written.
+    // The second mark is first written with the first turn.
     let unwritten = sectors[1].iter().all(|byte| *byte == 0);
     match places {
         [Some(a), Some(b)] => {

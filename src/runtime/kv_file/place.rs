@@ -1,4 +1,4 @@
-//! Where conversations are kept that nobody has given a place.
+//! Chooses the default path of a model's conversation.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 
 use super::fingerprint::Fingerprint;
 
-/// The file of the conversations with one model: `colibri-uring/NAME.kv` in `$XDG_STATE_HOME`, else in `~/.local/state`. Makes the
-/// directories, for the user alone.
+/// `colibri-uring/NAME.kv` below `$XDG_STATE_HOME`, else below `~/.local/state`. Creates the directories with mode 0700.
 ///
 /// # Errors
-/// No home directory, or one in which nothing can be made.
+/// No home directory, or a directory that cannot be created.
 pub fn default_path(fingerprint: &Fingerprint) -> io::Result<PathBuf> {
     let state = state_home(env::var_os("XDG_STATE_HOME"), env::var_os("HOME"))
         .ok_or_else(|| io::Error::other("neither XDG_STATE_HOME nor HOME is set"))?;
@@ -22,7 +21,7 @@ pub fn default_path(fingerprint: &Fingerprint) -> io::Result<PathBuf> {
     Ok(dir.join(fingerprint.name() + ".kv"))
 }
 
-/// By the XDG base directory specification, a path that is not absolute does not count.
+/// The XDG base directory specification ignores relative paths.
 fn state_home(xdg: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |path: &OsString| Path::new(path).is_absolute();
     let xdg = xdg.filter(absolute).map(PathBuf::from);
