@@ -1,4 +1,4 @@
-//! Which kernels a format has, chosen for the CPU at run time.
+//! Chooses the kernels of a format for the CPU, at run time.
 
 use super::Format;
 use super::float;
@@ -8,10 +8,10 @@ use super::packed::{self, BLOCK, FINE, Fp8, GROUP, Int2, Int4, Int8, ROW};
 
 /// The kernels of `format` on this CPU.
 pub(super) fn kernel(format: Format) -> &'static dyn Kernel {
-    kernel_for(format, Isa::best())
+    kernel_for(format, Isa::chosen())
 }
 
-/// The kernels of `format` on `isa`, which the CPU must have: take it from [`Isa::available`].
+/// The kernels of `format` on `isa`.
 pub(super) fn kernel_for(format: Format, isa: Isa) -> &'static dyn Kernel {
     match format {
         Format::F32 => float::kernel::<float::F32>(isa),
@@ -28,12 +28,12 @@ pub(super) fn kernel_for(format: Format, isa: Isa) -> &'static dyn Kernel {
     }
 }
 
-/// The integer kernels of `format` on this CPU; `None` for what is always computed exactly.
+/// The integer kernels of `format` on this CPU; `None` for formats that are always computed exactly.
 pub(super) fn integer_kernel(format: Format) -> Option<&'static dyn IntegerKernel> {
-    integer_kernel_for(format, Isa::best())
+    integer_kernel_for(format, Isa::chosen())
 }
 
-/// The integer kernels of `format` on `isa`, which the CPU must have.
+/// The integer kernels of `format` on `isa`, where it has any.
 pub(super) fn integer_kernel_for(format: Format, isa: Isa) -> Option<&'static dyn IntegerKernel> {
     match format {
         Format::Int8Row => Some(integer::kernel::<Int8, ROW>(isa)),

@@ -29,9 +29,9 @@ mod float;
 mod format;
 pub mod infer;
 mod kernel;
-#[cfg(target_arch = "x86_64")]
-mod lanes512;
 mod packed;
+#[cfg(target_arch = "x86_64")]
+mod register;
 #[cfg(test)]
 mod tests;
 

@@ -1,22 +1,47 @@
-//! F32, F16 and BF16: an element is converted to f32 exactly, and multiplied there.
+//! Multiplies F32, F16 and BF16: each element is converted to f32 exactly.
 
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod simd;
 
 use std::marker::PhantomData;
 
 use super::Matrix;
-use super::kernel::{Isa, Kernel};
+use super::kernel::{Isa, Kernel, Level};
+#[cfg(target_arch = "x86_64")]
+use super::register::Register;
 
 /// A float format.
 pub trait Element: Sync + 'static {
     /// Bytes of an element.
     const BYTES: usize;
+
     /// The value of the element in `bytes` (little-endian, of length [`Element::BYTES`]).
     fn decode(bytes: &[u8]) -> f32;
+
+    /// A register of elements from `p` on, at any address.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `V`, and `V::WIDTH` elements at `p` are readable.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn load<V: Register>(p: *const u8) -> V;
+
+    /// The first `n` (at most `V::WIDTH`) elements at `p`, then +0.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `V`, and `n` elements at `p` are readable.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load_first<V: Register>(p: *const u8, n: usize) -> V {
+        /// The widest register, in bytes.
+        const MOST: usize = 64;
+        let mut padded = [0u8; MOST];
+        // SAFETY: the caller's promise; elements have at most four bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, padded.as_mut_ptr(), n.min(V::WIDTH) * Self::BYTES);
+            Self::load(padded.as_ptr())
+        }
+    }
 }
 
 /// 32-bit float.
@@ -28,44 +53,64 @@ pub struct Bf16;
 
 impl Element for F32 {
     const BYTES: usize = 4;
+
     fn decode(bytes: &[u8]) -> f32 {
         f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load<V: Register>(p: *const u8) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(p.cast()) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load_first<V: Register>(p: *const u8, n: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_first(p.cast(), n) }
     }
 }
 
 impl Element for F16 {
     const BYTES: usize = 2;
+
     fn decode(bytes: &[u8]) -> f32 {
         half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load<V: Register>(p: *const u8) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_f16(p) }
     }
 }
 
 impl Element for Bf16 {
     const BYTES: usize = 2;
+
     fn decode(bytes: &[u8]) -> f32 {
         half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
     }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load<V: Register>(p: *const u8) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_bf16(p) }
+    }
 }
 
-/// An element that every path can convert.
-#[cfg(target_arch = "x86_64")]
-pub trait Float: Element + avx2::Load8 + avx512::Load16 {}
-#[cfg(target_arch = "x86_64")]
-impl<E: Element + avx2::Load8 + avx512::Load16> Float for E {}
-/// An element that every path can convert.
-#[cfg(not(target_arch = "x86_64"))]
-pub trait Float: Element {}
-#[cfg(not(target_arch = "x86_64"))]
-impl<E: Element> Float for E {}
-
 /// The kernels of `E` on `isa`.
-pub fn kernel<E: Float>(isa: Isa) -> &'static dyn Kernel {
-    match isa {
-        Isa::Portable => &Floats::<E, portable::Path>(PhantomData),
+pub fn kernel<E: Element>(isa: Isa) -> &'static dyn Kernel {
+    match isa.level() {
+        Level::Portable => &Floats::<E, portable::Portable>(PhantomData),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => &Floats::<E, avx2::Path>(PhantomData),
+        Level::Avx2 => &Floats::<E, simd::Avx2>(PhantomData),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => &Floats::<E, avx512::Path>(PhantomData),
+        Level::Avx512 => &Floats::<E, simd::Avx512>(PhantomData),
     }
 }
 

@@ -1,12 +1,13 @@
-//! The inner loops without SIMD intrinsics: the definition that the others are tested against.
+//! Multiplies floats without SIMD intrinsics: the definition that the other loops are tested against.
 
 use super::{Blocks, Element};
 use crate::quant::LANES;
+use crate::quant::kernel::sum_lanes;
 
 /// Any CPU.
-pub struct Path;
+pub struct Portable;
 
-impl<E: Element> Blocks<E> for Path {
+impl<E: Element> Blocks<E> for Portable {
     const COLS: usize = 1;
 
     fn rows(_: usize) -> usize {
@@ -25,14 +26,7 @@ impl<E: Element> Blocks<E> for Path {
                 *lane = w.mul_add(x, *lane);
             }
         }
-        let mut width = LANES / 2;
-        while width > 0 {
-            for l in 0..width {
-                lanes[l] += lanes[l + width];
-            }
-            width /= 2;
-        }
-        y[0][at] = lanes[0];
+        y[0][at] = sum_lanes(lanes);
     }
 
     fn axpy(w: &[&[u8]], a: &[f32], y: &mut [f32]) {

@@ -1,11 +1,13 @@
-//! F8_E4M3: a sign, four exponent bits with a bias of 7, three mantissa bits, no infinities; 0x7f and 0xff are NaN.
+//! Decodes F8_E4M3: a sign, four exponent bits with a bias of 7, three mantissa bits, no infinities; 0x7f and 0xff are NaN.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
 use super::Code;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2::Unpack8, avx512::Unpack16};
+use super::simd::Unpack;
+#[cfg(target_arch = "x86_64")]
+use crate::quant::register::instructions;
 
 /// An F8_E4M3 value.
 pub struct Fp8;
@@ -45,39 +47,30 @@ unsafe fn halves(p: *const u8) -> __m256i {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Unpack8 for Fp8 {
+impl Unpack<__m256> for Fp8 {
     type Block = *const u8;
 
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn block8(p: *const u8) -> *const u8 {
-        p
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes8(p: *const u8, half: usize) -> [__m256; 4] {
-        std::array::from_fn(|k| {
-            // SAFETY: 16 * 3 + 16 bytes at most, which the caller promises.
-            let halves = unsafe { halves(p.add(16 * k)) };
-            let halves = match half {
+    instructions! { "avx2,fma,f16c"
+        fn block(p: *const u8) -> *const u8 = p;
+        fn codes(p: *const u8, part: usize) -> [__m256; 4] = std::array::from_fn(|k| {
+            let halves = halves(p.add(16 * k));
+            let halves = match part {
                 0 => _mm256_castsi256_si128(halves),
                 _ => _mm256_extracti128_si256::<1>(halves),
             };
             _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(BIAS))
-        })
+        });
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Unpack16 for Fp8 {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx2,fma,f16c")]
-    unsafe fn codes16(p: *const u8) -> [__m512; 4] {
-        std::array::from_fn(|k| {
-            // SAFETY: 16 * 3 + 16 bytes at most, which the caller promises.
-            let halves = unsafe { halves(p.add(16 * k)) };
-            _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(BIAS))
-        })
+impl Unpack<__m512> for Fp8 {
+    type Block = *const u8;
+
+    instructions! { "avx512f,avx2,fma,f16c"
+        fn block(p: *const u8) -> *const u8 = p;
+        fn codes(p: *const u8, _part: usize) -> [__m512; 4] = std::array::from_fn(|k| {
+            _mm512_mul_ps(_mm512_cvtph_ps(halves(p.add(16 * k))), _mm512_set1_ps(BIAS))
+        });
     }
 }

@@ -1,4 +1,4 @@
-//! Nibbles less 8, the low one first.
+//! Decodes nibbles less 8, the low one first.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -6,11 +6,9 @@ use std::arch::x86_64::*;
 use super::Code;
 use super::integer::Integer;
 #[cfg(target_arch = "x86_64")]
-use super::{
-    avx2::Unpack8,
-    avx512::Unpack16,
-    integer::{avx2::Bytes32, avx512::Bytes64},
-};
+use super::{integer::simd::Bytes, simd::Unpack};
+#[cfg(target_arch = "x86_64")]
+use crate::quant::register::instructions;
 
 /// A nibble less 8.
 pub struct Int4;
@@ -39,36 +37,36 @@ const fn bytes_of_values(at: usize) -> [u8; 16] {
 #[cfg(target_arch = "x86_64")]
 static UPPER_BYTES: [[u8; 16]; 2] = [bytes_of_values(2), bytes_of_values(3)];
 
+impl Integer for Int4 {
+    const OFFSET: i32 = 8;
+}
+
 #[cfg(target_arch = "x86_64")]
-impl Unpack8 for Int4 {
+impl Unpack<__m256> for Int4 {
     /// For each nibble of a byte and each half, the upper two bytes of f32 values: those of even bytes, between those of odd ones.
     type Block = [[__m256i; 2]; 2];
 
-    // Two look-ups give thirty-two values at once. That is fewer instructions than to make one float of each.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn block8(p: *const u8) -> [[__m256i; 2]; 2] {
-        // SAFETY: 32 bytes, which the caller promises.
-        let bytes = unsafe { _mm256_loadu_si256(p.cast()) };
-        // Bytes 0 to 7 and 16 to 23, then the others: what follows works on the halves of a register on their own.
-        let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(bytes);
-        let mask = _mm256_set1_epi8(15);
-        let low = _mm256_and_si256(bytes, mask);
-        let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask);
-        [values8(low), values8(high)]
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes8(block: [[__m256i; 2]; 2], half: usize) -> [__m256; 4] {
-        let [low, high] = [block[0][half], block[1][half]];
-        let odd = _mm256_set1_epi32(0xffff_0000_u32 as i32);
-        [
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
-            _mm256_castsi256_ps(_mm256_and_si256(low, odd)),
-            _mm256_castsi256_ps(_mm256_and_si256(high, odd)),
-        ]
+    instructions! { "avx2,fma,f16c"
+        // Two look-ups give thirty-two values at once. That is fewer instructions than to make one float of each.
+        fn block(p: *const u8) -> [[__m256i; 2]; 2] = {
+            let bytes = _mm256_loadu_si256(p.cast());
+            // Bytes 0 to 7 and 16 to 23, then the others: what follows works on the halves of a register on their own.
+            let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(bytes);
+            let mask = _mm256_set1_epi8(15);
+            let low = _mm256_and_si256(bytes, mask);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask);
+            [values8(low), values8(high)]
+        };
+        fn codes(block: [[__m256i; 2]; 2], part: usize) -> [__m256; 4] = {
+            let [low, high] = [block[0][part], block[1][part]];
+            let odd = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                _mm256_castsi256_ps(_mm256_and_si256(low, odd)),
+                _mm256_castsi256_ps(_mm256_and_si256(high, odd)),
+            ]
+        };
     }
 }
 
@@ -121,51 +119,36 @@ unsafe fn look_up(p: *const u8, table: __m512) -> [__m512; 4] {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Unpack16 for Int4 {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx2,fma,f16c")]
-    unsafe fn codes16(p: *const u8) -> [__m512; 4] {
-        // SAFETY: the caller's promise.
-        unsafe { look_up(p, values()) }
-    }
+impl Unpack<__m512> for Int4 {
+    type Block = *const u8;
 
-    // Sixteen products for a group's sixty-four weights.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx2,fma,f16c")]
-    unsafe fn weights16(p: *const u8, scale: __m512) -> [__m512; 4] {
-        // SAFETY: the caller's promise.
-        unsafe { look_up(p, _mm512_mul_ps(values(), scale)) }
-    }
-}
-
-impl Integer for Int4 {
-    const OFFSET: i32 = 8;
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Bytes32 for Int4 {
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn bytes32(p: *const u8) -> [__m256i; 2] {
-        // SAFETY: 32 bytes, which the caller promises.
-        let bytes = unsafe { _mm256_loadu_si256(p.cast()) };
-        let mask = _mm256_set1_epi8(15);
-        [
-            _mm256_and_si256(bytes, mask),
-            _mm256_and_si256(_mm256_srli_epi32::<4>(bytes), mask),
-        ]
+    instructions! { "avx512f,avx2,fma,f16c"
+        fn block(p: *const u8) -> *const u8 = p;
+        fn codes(p: *const u8, _part: usize) -> [__m512; 4] = look_up(p, values());
+        // Sixteen products for a group's sixty-four weights.
+        fn weights(p: *const u8, _part: usize, scale: __m512) -> [__m512; 4] =
+            look_up(p, _mm512_mul_ps(values(), scale));
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Bytes64 for Int4 {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512vnni,avx2,fma,f16c")]
-    unsafe fn bytes64(p: *const u8) -> __m512i {
-        // SAFETY: 32 bytes, which the caller promises.
-        let bytes = _mm512_broadcast_i64x4(unsafe { _mm256_loadu_si256(p.cast()) });
-        let shifts = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
-        let fields = _mm512_srlv_epi64(bytes, shifts);
-        _mm512_and_si512(fields, _mm512_set1_epi32(0x0f0f_0f0f))
+impl Bytes<__m256> for Int4 {
+    instructions! { "avx2,fma,f16c"
+        fn bytes(p: *const u8) -> [__m256i; 2] = {
+            let bytes = _mm256_loadu_si256(p.cast());
+            let mask = _mm256_set1_epi8(15);
+            [_mm256_and_si256(bytes, mask), _mm256_and_si256(_mm256_srli_epi32::<4>(bytes), mask)]
+        };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Bytes<__m512> for Int4 {
+    instructions! { "avx512f,avx512vnni,avx2,fma,f16c"
+        fn bytes(p: *const u8) -> __m512i = {
+            let bytes = _mm512_broadcast_i64x4(_mm256_loadu_si256(p.cast()));
+            let fields = _mm512_srlv_epi64(bytes, _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4));
+            _mm512_and_si512(fields, _mm512_set1_epi32(0x0f0f_0f0f))
+        };
     }
 }

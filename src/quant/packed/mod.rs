@@ -17,23 +17,23 @@
 //!
 //! The sums over rows take `y = fma(a * s, code, y)` for every weight, `a * s` rounded, rows ascending.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
 mod fp8;
 mod int2;
 mod int4;
 mod int8;
 pub mod integer;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod simd;
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m256, __m512};
 use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use super::Matrix;
 use super::format::FP8_BLOCK;
-use super::kernel::{Isa, Kernel};
+use super::kernel::{Isa, Kernel, Level};
 use crate::quant::Format;
 
 pub use fp8::Fp8;
@@ -69,9 +69,9 @@ fn column<C: Code>(p: usize) -> usize {
 
 /// Codes that every path can unpack.
 #[cfg(target_arch = "x86_64")]
-pub trait Packed: Code + avx2::Unpack8 + avx512::Unpack16 {}
+pub trait Packed: Code + simd::Unpack<__m256> + simd::Unpack<__m512> {}
 #[cfg(target_arch = "x86_64")]
-impl<C: Code + avx2::Unpack8 + avx512::Unpack16> Packed for C {}
+impl<C: Code + simd::Unpack<__m256> + simd::Unpack<__m512>> Packed for C {}
 /// Codes that every path can unpack.
 #[cfg(not(target_arch = "x86_64"))]
 pub trait Packed: Code {}
@@ -87,12 +87,12 @@ pub const FINE: u8 = 2;
 
 /// The kernels of the codes `C` on `isa`, with scales of the kind `S`.
 pub fn kernel<C: Packed, const S: u8>(isa: Isa) -> &'static dyn Kernel {
-    match isa {
-        Isa::Portable => &Products::<C, portable::Path, S>(PhantomData),
+    match isa.level() {
+        Level::Portable => &Products::<C, portable::Portable, S>(PhantomData),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => &Products::<C, avx2::Path, S>(PhantomData),
+        Level::Avx2 => &Products::<C, simd::Avx2, S>(PhantomData),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => &Products::<C, avx512::Path, S>(PhantomData),
+        Level::Avx512 => &Products::<C, simd::Avx512, S>(PhantomData),
     }
 }
 

@@ -2,9 +2,10 @@
 
 use super::{BLOCK, Blocks, Code, FINE, GROUP, Groups, QUARTER, ROW, Row, column};
 use crate::quant::LANES;
+use crate::quant::kernel::sum_lanes;
 
 /// Any CPU.
-pub struct Path;
+pub struct Portable;
 
 /// The codes of a block by position; 0 beyond the row's end.
 fn codes<C: Code>(row: &Row<'_>, block: usize) -> [f32; BLOCK] {
@@ -15,7 +16,7 @@ fn codes<C: Code>(row: &Row<'_>, block: usize) -> [f32; BLOCK] {
     })
 }
 
-impl<C: Code, const S: u8> Blocks<C, S> for Path {
+impl<C: Code, const S: u8> Blocks<C, S> for Portable {
     const COLS: usize = 1;
 
     fn rows(_: usize) -> usize {
@@ -37,14 +38,7 @@ impl<C: Code, const S: u8> Blocks<C, S> for Path {
                 *lane = w.mul_add(*x, *lane);
             }
         }
-        let mut width = LANES / 2;
-        while width > 0 {
-            for l in 0..width {
-                lanes[l] += lanes[l + width];
-            }
-            width /= 2;
-        }
-        y[0][at] = lanes[0];
+        y[0][at] = sum_lanes(lanes);
     }
 
     fn axpy(rows: &[Row<'_>], a: &[f32], y: &mut [f32]) {

@@ -17,17 +17,17 @@
 //!
 //! Groups that end inside a block have no integer products; they are computed exactly.
 
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx2;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx512;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod simd;
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m256, __m512};
 use std::marker::PhantomData;
 
 use super::{BLOCK, Code, ROW, Row, Rows};
 use crate::quant::Matrix;
-use crate::quant::kernel::Isa;
+use crate::quant::kernel::{Isa, Level};
 
 /// Partial sums of a row.
 const LANES: usize = 16;
@@ -40,7 +40,7 @@ const ROUND: f32 = 1.5 * (1 << 23) as f32;
 
 /// Codes that integer products take.
 #[cfg(target_arch = "x86_64")]
-pub trait Integer: Code + avx2::Bytes32 + avx512::Bytes64 {
+pub trait Integer: Code + simd::Bytes<__m256> + simd::Bytes<__m512> {
     /// What makes a code an unsigned number when it is added.
     const OFFSET: i32;
 }
@@ -59,7 +59,7 @@ fn column<C: Code>(p: usize) -> usize {
 /// Rounded activations of a block.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Block {
+pub struct Block {
     /// By place.
     codes: [i8; BLOCK],
     /// What a lane's sum is too large by, negated, when weights are taken as unsigned numbers.
@@ -163,14 +163,14 @@ trait Dot<C, const S: u8>: Sync + 'static {
 
 /// The integer kernels of the codes `C` with scales of the kind `S`, of the best instructions that `isa` and the CPU have.
 pub fn kernel<C: Integer, const S: u8>(isa: Isa) -> &'static dyn IntegerKernel {
-    match isa {
-        Isa::Portable => &Products::<C, portable::Path, S>(PhantomData),
+    match isa.level() {
+        Level::Portable => &Products::<C, portable::Portable, S>(PhantomData),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => {
-            &Products::<C, avx512::Path, S>(PhantomData)
+        Level::Avx512 if is_x86_feature_detected!("avx512vnni") => {
+            &Products::<C, simd::Avx512, S>(PhantomData)
         }
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => &Products::<C, avx2::Path, S>(PhantomData),
+        Level::Avx2 | Level::Avx512 => &Products::<C, simd::Avx2, S>(PhantomData),
     }
 }
 

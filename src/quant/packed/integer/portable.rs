@@ -2,11 +2,12 @@
 
 use super::super::{BLOCK, GROUP, Groups, Row};
 use super::{Block, Dot, Integer, LANES, PLACES, Vector, column, round_block};
+use crate::quant::kernel::sum_lanes;
 
 /// Any CPU.
-pub struct Path;
+pub struct Portable;
 
-impl<C: Integer, const S: u8> Dot<C, S> for Path {
+impl<C: Integer, const S: u8> Dot<C, S> for Portable {
     const COLS: usize = 1;
 
     fn round(x: &[f32; BLOCK]) -> (Block, f32) {
@@ -37,14 +38,7 @@ impl<C: Integer, const S: u8> Dot<C, S> for Path {
                     *lane = (sum as f32).mul_add(factor, *lane);
                 }
             }
-            let mut width = LANES / 2;
-            while width > 0 {
-                for l in 0..width {
-                    lanes[l] += lanes[l + width];
-                }
-                width /= 2;
-            }
-            y[0][at + r] = lanes[0];
+            y[0][at + r] = sum_lanes(lanes);
         }
     }
 }
