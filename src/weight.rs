@@ -216,14 +216,8 @@ impl Weight {
                 (&made.bytes[..], &made.scales[..])
             }
         };
-        Matrix {
-            format: self.format,
-            rows: self.rows,
-            cols: self.cols,
-            bytes,
-            scales,
-            skip: 0,
-            activations: self.activations,
-        }
+        Matrix::with_scales(self.format, self.rows, self.cols, bytes, scales)
+            .expect("the loader has checked the sizes")
+            .with_activations(self.activations)
     }
 }

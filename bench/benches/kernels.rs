@@ -122,7 +122,7 @@ fn matrix(format: Format, bytes: &[u8], cols: usize) -> Matrix<'_> {
 
 /// Bytes of the weights and their scales.
 fn stored(w: Matrix<'_>) -> f64 {
-    (w.bytes.len() + w.scales.len()) as f64
+    (w.bytes().len() + w.scales().len()) as f64
 }
 
 /// Makes the products use the instruction set that was asked for.
@@ -170,11 +170,8 @@ fn main() {
         let exact = FORMATS.map(|format| (format, Activations::Exact));
         let rounded = INTEGER.map(|format| (format, Activations::Int8));
         for (format, activations) in exact.into_iter().chain(rounded) {
-            let w = Matrix {
-                activations,
-                ..matrix(format, bytes, COLS)
-            };
-            let (mut y, x) = (vec![0f32; w.rows], &x);
+            let w = matrix(format, bytes, COLS).with_activations(activations);
+            let (mut y, x) = (vec![0f32; w.rows()], &x);
             let note = match activations {
                 Activations::Exact => "",
                 Activations::Int8 => " x int8",
@@ -198,14 +195,14 @@ fn main() {
         for (rows, cols) in [(INTERMEDIATE, COLS), (COLS, INTERMEDIATE)] {
             for pool in &pools {
                 let all = matrix(format, bytes, cols);
-                let count = all.rows / rows;
+                let count = all.rows() / rows;
                 let (mut y, x) = (vec![0f32; rows], &x);
                 cases.push(Case {
                     name: format!("{format} [{rows}, {cols}], {} threads", pool.threads()),
-                    work: stored(all.rows(0..rows)) * count as f64,
+                    work: stored(all.slice_rows(0..rows)) * count as f64,
                     run: Box::new(move || {
                         for i in 0..count {
-                            let w = all.rows(i * rows..(i + 1) * rows);
+                            let w = all.slice_rows(i * rows..(i + 1) * rows);
                             w.matmul(pool, &x[..cols], 1, &mut y);
                         }
                     }),
@@ -225,18 +222,16 @@ fn main() {
         for pool in &pools {
             let (mut at, x) = (0, &x);
             let w = matrix(Format::Bf16, &bytes[..kib << 10], 1024);
-            let mut y = vec![0f32; w.rows];
+            let mut y = vec![0f32; w.rows()];
             let repeats = (48 << 10) / kib;
             cases.push(Case {
                 name: format!("{kib} KiB, {} threads", pool.threads()),
-                work: (w.bytes.len() * repeats) as f64,
+                work: (w.bytes().len() * repeats) as f64,
                 run: Box::new(move || {
                     for _ in 0..repeats {
-                        at = (at + w.bytes.len()) % (bytes.len() - w.bytes.len());
-                        let w = Matrix {
-                            bytes: &bytes[at..at + w.bytes.len()],
-                            ..w
-                        };
+                        at = (at + w.bytes().len()) % (bytes.len() - w.bytes().len());
+                        let bytes = &bytes[at..at + w.bytes().len()];
+                        let w = Matrix::new(w.format(), w.rows(), w.cols(), bytes).unwrap();
                         w.matmul(pool, &x[..1024], 1, &mut y);
                     }
                 }),
@@ -254,11 +249,8 @@ fn main() {
     let exact = FORMATS.map(|format| (format, Activations::Exact));
     let rounded = INTEGER.map(|format| (format, Activations::Int8));
     for (format, activations) in exact.into_iter().chain(rounded) {
-        let w = Matrix {
-            activations,
-            ..matrix(format, &bytes[..384 << 10], 1024)
-        };
-        let (mut y, x, pool) = (vec![0f32; w.rows], &x, &pools[0]);
+        let w = matrix(format, &bytes[..384 << 10], 1024).with_activations(activations);
+        let (mut y, x, pool) = (vec![0f32; w.rows()], &x, &pools[0]);
         cases.push(Case {
             name: format!("{format}, activations {activations:?}"),
             work: 10.0 * stored(w),
@@ -282,10 +274,10 @@ fn main() {
         for n in [1, 2, 4] {
             let size = format.row_bytes(cols).unwrap() + 4 * format.row_scales(cols);
             let w = matrix(format, &bytes[..256 * size], cols);
-            let (mut y, x, pool) = (vec![0f32; n * w.rows], &x, &pools[0]);
+            let (mut y, x, pool) = (vec![0f32; n * w.rows()], &x, &pools[0]);
             cases.push(Case {
-                name: format!("{format} [{}, {cols}], {n} vectors", w.rows),
-                work: 100.0 * (n * w.rows * cols) as f64,
+                name: format!("{format} [{}, {cols}], {n} vectors", w.rows()),
+                work: 100.0 * (n * w.rows() * cols) as f64,
                 run: Box::new(move || {
                     (0..100).for_each(|_| w.matmul(pool, &x[..n * cols], n, &mut y));
                 }),
@@ -304,10 +296,10 @@ fn main() {
             for pool in &pools {
                 let x = &x;
                 let w = matrix(format, &bytes[..24 << 20], COLS);
-                let mut y = vec![0f32; n * w.rows];
+                let mut y = vec![0f32; n * w.rows()];
                 cases.push(Case {
                     name: format!("{n} vectors, {} threads", pool.threads()),
-                    work: (n * w.rows * COLS) as f64,
+                    work: (n * w.rows() * COLS) as f64,
                     run: Box::new(move || w.matmul(pool, &x[..n * COLS], n, &mut y)),
                 });
             }
@@ -330,8 +322,8 @@ fn main() {
         for pool in &pools {
             const HEADS: usize = 64;
             let w = matrix(format, &bytes[..24 << 20], 512);
-            let rows = w.rows / HEADS;
-            let (x, mut y) = (vec![0.5f32; w.rows], vec![0f32; HEADS * 512]);
+            let rows = w.rows() / HEADS;
+            let (x, mut y) = (vec![0.5f32; w.rows()], vec![0f32; HEADS * 512]);
             cases.push(Case {
                 name: format!("{format}, {} threads", pool.threads()),
                 work: stored(w),
@@ -339,7 +331,7 @@ fn main() {
                     pool.run_chunks(&mut y, 512, &|head, y| {
                         let rows = head * rows..(head + 1) * rows;
                         let x = &x[rows.clone()];
-                        w.rows(rows).matmul_transposed(pool, x, 1, y);
+                        w.slice_rows(rows).matmul_transposed(pool, x, 1, y);
                     });
                 }),
             });

@@ -167,7 +167,7 @@ impl Attention {
         let values = sized(&mut scratch.values, n * self.heads * self.value);
         // The cache is read once for the scores and once for the sums.
         let cached = 2 * size_of::<f32>() * self.heads * cache.kv.len() * cache.kv.width();
-        let read = n * (cached + self.kv_b.matrix().bytes.len());
+        let read = n * (cached + self.kv_b.matrix().bytes().len());
         let inline = pool.threads() == 1 || read < INLINE_BYTES;
         let group = group_of(self.heads, if inline { 1 } else { TILES });
         let groups = self.heads / group;
@@ -222,7 +222,7 @@ impl Attention {
         let queries = heads.q.chunks(self.nope + self.rope);
         for (j, (q, absorbed)) in queries.zip(absorbed.chunks_mut(width)).enumerate() {
             let start = (first + j) * (self.nope + self.value);
-            let w_k = kv_b.rows(start..start + self.nope);
+            let w_k = kv_b.slice_rows(start..start + self.nope);
             let (nope, rope) = absorbed.split_at_mut(self.rank);
             w_k.matmul_transposed(pool, &q[..self.nope], 1, nope);
             rope.copy_from_slice(&q[self.nope..]);
@@ -259,7 +259,7 @@ impl Attention {
         let contexts = context.chunks(width);
         for (j, (context, out)) in contexts.zip(out.chunks_mut(self.value)).enumerate() {
             let start = (first + j) * (self.nope + self.value) + self.nope;
-            let w_v = kv_b.rows(start..start + self.value);
+            let w_v = kv_b.slice_rows(start..start + self.value);
             w_v.matmul(pool, &context[..self.rank], 1, out);
         }
     }

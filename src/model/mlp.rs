@@ -50,12 +50,12 @@ impl Mlp {
         mut done: impl FnMut(usize),
     ) {
         let (gate, up, down) = (self.gate.matrix(), self.up.matrix(), self.down.matrix());
-        let hidden = gate.cols;
+        let hidden = gate.cols();
         let columns = COLUMNS * hidden;
         for (x, out) in x.chunks(columns).zip(out.chunks_mut(columns)) {
             let n = x.len() / hidden;
-            let g = sized(&mut scratch.gate, n * gate.rows);
-            let u = sized(&mut scratch.up, n * gate.rows);
+            let g = sized(&mut scratch.gate, n * gate.rows());
+            let u = sized(&mut scratch.up, n * gate.rows());
             gate.matmul(pool, x, n, g);
             up.matmul(pool, x, n, u);
             ops::silu_mul(g, u);

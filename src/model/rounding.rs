@@ -56,15 +56,18 @@ impl Rounding {
             made,
         } = self;
         for (i, (matrix, made)) in matrices.iter().zip(&mut *made).enumerate() {
-            if matrix.format.is_floating() {
+            if matrix.format().is_floating() {
                 round_one(pool, *packing, matrix, blocks, made).map_err(|e| (i, e))?;
             }
         }
         let mut rounded = matrices;
         for (matrix, made) in rounded.iter_mut().zip(&*made) {
-            if matrix.format.is_floating() {
-                matrix.format = packing.format(matrix.cols);
-                (matrix.bytes, matrix.scales) = (&made.bytes, &made.scales);
+            if matrix.format().is_floating() {
+                let (rows, cols) = (matrix.rows(), matrix.cols());
+                let format = packing.format(cols);
+                *matrix = Matrix::with_scales(format, rows, cols, &made.bytes, &made.scales)
+                    .expect("rounded to this format")
+                    .with_activations(matrix.activations());
             }
         }
         Ok(rounded)
@@ -79,11 +82,11 @@ fn round_one(
     made: &mut Quantised,
 ) -> Result<(), NotFinite> {
     let rows = Rows {
-        format: matrix.format,
-        rows: matrix.rows,
-        cols: matrix.cols,
+        format: matrix.format(),
+        rows: matrix.rows(),
+        cols: matrix.cols(),
     };
-    let (bytes, scales) = (matrix.bytes, matrix.scales);
+    let (bytes, scales) = (matrix.bytes(), matrix.scales());
     let copy = |piece, at: u64, buf: &mut [u8]| {
         let from = match piece {
             Piece::Weights => bytes,

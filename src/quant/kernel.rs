@@ -4,7 +4,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::OnceLock;
 
-use super::Matrix;
+use super::matrix::Matrix;
+
+/// Number of partial sums of a dot product.
+pub const LANES: usize = 32;
 
 /// The products of one format on one instruction set. Each call stays on its thread.
 pub trait Kernel: Sync {

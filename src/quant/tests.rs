@@ -5,6 +5,7 @@ mod integer;
 use super::dispatch::kernel_for;
 use super::kernel::Isa;
 use super::*;
+use crate::pool::Pool;
 use half::{bf16, f16};
 use proptest::prelude::*;
 
@@ -163,7 +164,7 @@ impl Coded {
         } = *self;
         let w = self.matrix();
         let value = |r: usize, j: usize| {
-            let row = &w.bytes[r * format.row_bytes(cols).unwrap()..];
+            let row = &w.bytes()[r * format.row_bytes(cols).unwrap()..];
             match format {
                 Format::Int8Row => f32::from(row[j] as i8),
                 Format::Int2Row => f32::from(row[j / 4] >> (2 * (j % 4)) & 3) - 2.0,
@@ -178,7 +179,7 @@ impl Coded {
                 Format::Fp8Block => r / 128 * per_row + j / 128,
                 _ => r,
             };
-            f32::from_le_bytes(w.scales[4 * at..4 * at + 4].try_into().unwrap())
+            f32::from_le_bytes(w.scales()[4 * at..4 * at + 4].try_into().unwrap())
         };
         let places: Vec<_> = (0..rows)
             .flat_map(|r| (0..cols).map(move |j| (r, j)))
@@ -316,7 +317,7 @@ fn every_byte_is_decoded_exactly() {
         let w = coded.matrix();
         for isa in Isa::available() {
             let kernel = kernel_for(format, isa);
-            let mut y = vec![0f32; w.cols];
+            let mut y = vec![0f32; w.cols()];
             kernel.add_rows(w, &[1.0], &mut y);
             for (j, y) in y.iter().enumerate() {
                 let (byte, field) = ((j / per_byte) as u8, j % per_byte);
@@ -330,10 +331,10 @@ fn every_byte_is_decoded_exactly() {
                 assert_eq!(bits(&[*y]), bits(&[expected]), "{isa:?} {format} {byte:#x}");
                 // The same through a product with a unit vector, where no NaN is near.
                 if format != Format::Fp8Block {
-                    let mut x = vec![0f32; w.cols];
+                    let mut x = vec![0f32; w.cols()];
                     x[j] = 1.0;
                     let mut product = [0f32];
-                    kernel.matmul(w, &kernel.arrange(&x, w.cols), &mut [&mut product]);
+                    kernel.matmul(w, &kernel.arrange(&x, w.cols()), &mut [&mut product]);
                     assert_eq!(product[0] + 0.0, expected, "{isa:?} {format} {byte:#x}");
                 }
             }
@@ -352,7 +353,7 @@ proptest! {
         let (x, y) = products_at_once(w, n, &mut random)?;
         // Rows cut out anywhere, also inside a block of FP8, and out of what was cut out.
         let (start, end) = (rows / 3, rows - rows / 4);
-        let cut = w.rows(0..end).rows(start..end);
+        let cut = w.slice_rows(0..end).slice_rows(start..end);
         let mut part = vec![0f32; end - start];
         cut.matmul(&Pool::new(1), &x[..cols], 1, &mut part);
         prop_assert_eq!(bits(&part), bits(&y[start..end]));
@@ -366,7 +367,7 @@ fn products_at_once(
     n: usize,
     random: &mut Random,
 ) -> Result<(Vec<f32>, Vec<f32>), TestCaseError> {
-    let (rows, cols) = (w.rows, w.cols);
+    let (rows, cols) = (w.rows(), w.cols());
     let x = random.values(n * cols, false);
     let xt = random.values(n * rows, false);
     let (one, three) = (Pool::new(1), Pool::new(3));
@@ -477,7 +478,7 @@ proptest! {
         let (x, y) = products_at_once(w, n, &mut random)?;
         let weights = &stored.values[(rows - 1) * cols..];
         prop_assert_eq!(dot(weights, &x[..cols]).to_bits(), y[rows - 1].to_bits());
-        let last = w.rows(rows - 1..rows);
+        let last = w.slice_rows(rows - 1..rows);
         let mut single = [0f32];
         last.matmul(&Pool::new(1), &x[..cols], 1, &mut single);
         prop_assert_eq!(single[0].to_bits(), y[rows - 1].to_bits());

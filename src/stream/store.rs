@@ -490,15 +490,9 @@ impl ExpertStore {
             } = locations[projection as usize];
             let bytes = self.engine.payload(slab, weights_range(projection));
             let scales = self.engine.payload(slab, scales_range(projection));
-            Matrix {
-                format,
-                rows,
-                cols,
-                bytes,
-                scales,
-                skip: 0,
-                activations: self.activations,
-            }
+            Matrix::with_scales(format, rows, cols, bytes, scales)
+                .expect("the catalog has checked the sizes")
+                .with_activations(self.activations)
         };
         Ok(Some(match stage {
             Stage::GateUp(slab) => {

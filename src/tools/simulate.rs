@@ -8,7 +8,7 @@ use colibri_ring::sim::Clock;
 
 use crate::config::Config;
 use crate::pool::Pool;
-use crate::quant::{Activations, Matrix};
+use crate::quant::Matrix;
 use crate::shards::Shards;
 use crate::stream::routing::Event;
 use crate::stream::{Catalog, ExpertStore, Ready, StreamError, Urgency};
@@ -327,15 +327,8 @@ pub fn kernel_rate(catalog: &Catalog, pool: &Pool) -> f64 {
     for _ in 0..RUNS {
         let start = Instant::now();
         for (bytes, scales) in &copies {
-            let matrix = Matrix {
-                format: gate.format,
-                rows: gate.rows,
-                cols: gate.cols,
-                bytes,
-                scales,
-                skip: 0,
-                activations: Activations::Exact,
-            };
+            let matrix = Matrix::with_scales(gate.format, gate.rows, gate.cols, bytes, scales)
+                .expect("the catalog has checked the sizes");
             matrix.matmul(pool, &x, 1, &mut out);
         }
         fastest = fastest.min(start.elapsed().as_secs_f64());

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::quant::encode::{NotFinite, Packing, encode};
-use crate::quant::{Activations, FP8_BLOCK, Format, Matrix};
+use crate::quant::{FP8_BLOCK, Format, Matrix};
 
 /// A matrix to be read by rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,15 +104,9 @@ impl Rows {
                 read(piece, wanted.start, buf).map_err(RowsError::Read)?;
             }
         }
-        let matrix = Matrix {
-            format,
-            rows: range.len(),
-            cols,
-            bytes: &block.bytes,
-            scales: &block.stored_scales,
-            skip: 0,
-            activations: Activations::Exact,
-        };
+        let (bytes, scales) = (&block.bytes, &block.stored_scales);
+        let matrix = Matrix::with_scales(format, range.len(), cols, bytes, scales)
+            .expect("buffers of the size that the format takes");
         block.values.clear();
         block.values.resize(range.len() * cols, 0.0);
         if cols > 0 {

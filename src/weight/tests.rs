@@ -64,7 +64,7 @@ impl Shard {
             Ok::<_, WeightError>(weight)
         };
         let weight = load().map_err(|e| e.to_string())?;
-        Ok((weight.format, weight.matrix().scales.to_vec()))
+        Ok((weight.format, weight.matrix().scales().to_vec()))
     }
 
     fn error(self) -> String {

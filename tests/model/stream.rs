@@ -67,7 +67,7 @@ fn on_disk(shards: &Shards, catalog: &Catalog, layer: usize, expert: u32) -> [By
 }
 
 fn same(matrix: Matrix<'_>, (weights, scales): &Bytes) -> bool {
-    matrix.bytes == weights && matrix.scales == scales
+    matrix.bytes() == weights && matrix.scales() == scales
 }
 
 fn run(

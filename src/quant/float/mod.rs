@@ -135,7 +135,7 @@ const AXPY_ROWS: usize = 4;
 
 impl<E: Element, P: Blocks<E>> Kernel for Floats<E, P> {
     fn matmul(&self, w: Matrix<'_>, x: &[f32], y: &mut [&mut [f32]]) {
-        let cols = w.cols;
+        let cols = w.cols();
         let stride = cols * E::BYTES;
         assert_eq!(x.len(), y.len() * cols);
         if cols == 0 {
@@ -146,26 +146,26 @@ impl<E: Element, P: Blocks<E>> Kernel for Floats<E, P> {
             let first = block * P::COLS;
             let x = &x[first * cols..(first + y.len()) * cols];
             let mut row = 0;
-            while row < w.rows {
+            while row < w.rows() {
                 let step = P::rows(y.len());
-                let step = if row + step <= w.rows { step } else { 1 };
-                P::dot(&w.bytes[row * stride..(row + step) * stride], x, y, row);
+                let step = if row + step <= w.rows() { step } else { 1 };
+                P::dot(&w.bytes()[row * stride..(row + step) * stride], x, y, row);
                 row += step;
             }
         }
     }
 
     fn add_rows(&self, w: Matrix<'_>, a: &[f32], y: &mut [f32]) {
-        assert_eq!((a.len(), y.len()), (w.rows, w.cols));
-        let stride = w.cols * E::BYTES;
-        let part = |r: usize| &w.bytes[r * stride..(r + 1) * stride];
+        assert_eq!((a.len(), y.len()), (w.rows(), w.cols()));
+        let stride = w.cols() * E::BYTES;
+        let part = |r: usize| &w.bytes()[r * stride..(r + 1) * stride];
         let mut row = 0;
-        while row + AXPY_ROWS <= w.rows {
+        while row + AXPY_ROWS <= w.rows() {
             let parts: [&[u8]; AXPY_ROWS] = std::array::from_fn(|r| part(row + r));
             P::axpy(&parts, &a[row..row + AXPY_ROWS], y);
             row += AXPY_ROWS;
         }
-        for row in row..w.rows {
+        for row in row..w.rows() {
             P::axpy(&[part(row)], &a[row..=row], y);
         }
     }

@@ -87,7 +87,7 @@ unsafe fn dot<E: Element, V: Register, const R: usize, const C: usize>(
     let (w, x) = (w.map(<[u8]>::as_ptr), x.map(<[f32]>::as_ptr));
     let whole = cols - cols % LANES;
     // SAFETY: the caller's promise; every row and column has `cols` elements, of which a step takes LANES or what is left.
-    let mut sum = || unsafe {
+    let sum = || unsafe {
         let mut lanes = [[[V::splat(0.0); 4]; C]; R];
         for j in (0..whole).step_by(LANES) {
             step::<E, V, R, C, true>(w, x, j, LANES, &mut lanes);
@@ -98,7 +98,7 @@ unsafe fn dot<E: Element, V: Register, const R: usize, const C: usize>(
         add_lanes(lanes, LANES / V::WIDTH, y, at);
     };
     // SAFETY: the caller's promise.
-    unsafe { V::run(&mut sum) }
+    unsafe { V::run(sum) }
 }
 
 /// Multiplies `len` elements of every row and column from element `j` on. WHOLE says that `len` is LANES; otherwise weights and activations

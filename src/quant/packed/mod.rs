@@ -194,24 +194,24 @@ impl<'a> Rows<'a> {
     fn new<C: Code>(matrix: Matrix<'a>) -> Rows<'a> {
         Rows {
             matrix,
-            stride: matrix.cols.div_ceil(C::PER_BYTE),
-            scale_stride: 4 * matrix.format.row_scales(matrix.cols),
-            group: match matrix.format {
+            stride: matrix.cols().div_ceil(C::PER_BYTE),
+            scale_stride: 4 * matrix.format().row_scales(matrix.cols()),
+            group: match matrix.format() {
                 Format::Int4Group(size) => size.max(1) as usize,
                 Format::Fp8Block => FP8_BLOCK,
-                _ => matrix.cols,
+                _ => matrix.cols(),
             },
         }
     }
 
     fn row(&self, r: usize) -> Row<'a> {
-        let scales = match self.matrix.format {
-            Format::Fp8Block => (self.matrix.skip + r) / FP8_BLOCK,
+        let scales = match self.matrix.format() {
+            Format::Fp8Block => (self.matrix.row_in_block() + r) / FP8_BLOCK,
             _ => r,
         };
         Row {
-            codes: &self.matrix.bytes[r * self.stride..(r + 1) * self.stride],
-            scales: &self.matrix.scales[scales * self.scale_stride..][..self.scale_stride],
+            codes: &self.matrix.bytes()[r * self.stride..(r + 1) * self.stride],
+            scales: &self.matrix.scales()[scales * self.scale_stride..][..self.scale_stride],
             group: self.group,
         }
     }
@@ -231,10 +231,10 @@ impl<C: Code, P: Blocks<C, S>, const S: u8> Kernel for Products<C, P, S> {
     }
 
     fn matmul(&self, w: Matrix<'_>, x: &[f32], y: &mut [&mut [f32]]) {
-        if w.cols == 0 {
+        if w.cols() == 0 {
             return y.iter_mut().for_each(|y| y.fill(0.0));
         }
-        let cols = w.cols.next_multiple_of(BLOCK);
+        let cols = w.cols().next_multiple_of(BLOCK);
         assert_eq!(x.len(), y.len() * cols);
         let rows = Rows::new::<C>(w);
         // A block of columns stays in cache while the rows of the tile pass over it.
@@ -243,12 +243,12 @@ impl<C: Code, P: Blocks<C, S>, const S: u8> Kernel for Products<C, P, S> {
             let x = &x[first * cols..(first + y.len()) * cols];
             let most = P::rows(y.len());
             let mut row = 0;
-            while row < w.rows {
-                if most == 4 && row + 4 <= w.rows {
+            while row < w.rows() {
+                if most == 4 && row + 4 <= w.rows() {
                     let part: [_; 4] = std::array::from_fn(|r| rows.row(row + r));
                     P::dot(&part, x, y, row);
                     row += 4;
-                } else if most == 2 && row + 2 <= w.rows {
+                } else if most == 2 && row + 2 <= w.rows() {
                     P::dot(&[rows.row(row), rows.row(row + 1)], x, y, row);
                     row += 2;
                 } else {
@@ -258,7 +258,7 @@ impl<C: Code, P: Blocks<C, S>, const S: u8> Kernel for Products<C, P, S> {
             }
             if S == ROW {
                 for y in y.iter_mut() {
-                    for (r, y) in y[..w.rows].iter_mut().enumerate() {
+                    for (r, y) in y[..w.rows()].iter_mut().enumerate() {
                         *y *= rows.row(r).scale(0);
                     }
                 }
@@ -267,16 +267,16 @@ impl<C: Code, P: Blocks<C, S>, const S: u8> Kernel for Products<C, P, S> {
     }
 
     fn add_rows(&self, w: Matrix<'_>, a: &[f32], y: &mut [f32]) {
-        assert_eq!((a.len(), y.len()), (w.rows, w.cols));
+        assert_eq!((a.len(), y.len()), (w.rows(), w.cols()));
         if y.is_empty() {
             return;
         }
         let rows = Rows::new::<C>(w);
-        let mut arranged = vec![0.0; w.cols.next_multiple_of(BLOCK)];
+        let mut arranged = vec![0.0; w.cols().next_multiple_of(BLOCK)];
         scatter::<C>(y, &mut arranged);
         let mut row = 0;
-        while row < w.rows {
-            if row + AXPY_ROWS <= w.rows {
+        while row < w.rows() {
+            if row + AXPY_ROWS <= w.rows() {
                 let part: [_; AXPY_ROWS] = std::array::from_fn(|r| rows.row(row + r));
                 P::axpy(&part, &a[row..row + AXPY_ROWS], &mut arranged);
                 row += AXPY_ROWS;

@@ -63,15 +63,15 @@ fn check_integer(coded: &Coded, x: &[f32]) {
     let (w, n) = (coded.matrix(), x.len() / coded.cols.max(1));
     let mut expected = Vec::new();
     for c in 0..n {
-        let x = &x[c * w.cols..(c + 1) * w.cols];
-        expected.extend((0..w.rows).map(|r| integer_reference(w.format, coded.row(r), x)));
+        let x = &x[c * w.cols()..(c + 1) * w.cols()];
+        expected.extend((0..w.rows()).map(|r| integer_reference(w.format(), coded.row(r), x)));
     }
     for isa in Isa::available() {
-        let kernel = integer_kernel_for(w.format, isa).unwrap();
-        let mut y = vec![f32::NAN; n * w.rows];
-        let mut parts: Vec<_> = y.chunks_mut(w.rows.max(1)).collect();
-        kernel.matmul(w, &kernel.round(x, w.cols), &mut parts);
-        let (format, rows, cols) = (w.format, w.rows, w.cols);
+        let kernel = integer_kernel_for(w.format(), isa).unwrap();
+        let mut y = vec![f32::NAN; n * w.rows()];
+        let mut parts: Vec<_> = y.chunks_mut(w.rows().max(1)).collect();
+        kernel.matmul(w, &kernel.round(x, w.cols()), &mut parts);
+        let (format, rows, cols) = (w.format(), w.rows(), w.cols());
         assert_eq!(
             bits(&y),
             bits(&expected),
@@ -115,10 +115,7 @@ fn what_has_no_integer_products_is_exact() {
         let x = random.values(150, false);
         let mut y = [[0f32; 7]; 2];
         for (y, activations) in y.iter_mut().zip([Activations::Exact, Activations::Int8]) {
-            let w = Matrix {
-                activations,
-                ..coded.matrix()
-            };
+            let w = coded.matrix().with_activations(activations);
             w.matmul(&pool, &x, 1, y);
         }
         assert_eq!(bits(&y[0]), bits(&y[1]), "{format}");
@@ -132,7 +129,7 @@ proptest! {
     ) {
         let mut random = Random(seed | 1);
         let coded = Coded::new(INTEGER[format], rows, cols, &mut random);
-        let w = Matrix { activations: Activations::Int8, ..coded.matrix() };
+        let w = coded.matrix().with_activations(Activations::Int8);
         let x = random.values(n * cols, seed % 4 == 0);
         let (one, three) = (Pool::new(1), Pool::new(3));
         let mut y = vec![0f32; n * rows];
@@ -144,7 +141,7 @@ proptest! {
         }
         let (start, end) = (rows / 3, rows - rows / 4);
         let mut part = vec![0f32; end - start];
-        w.rows(start..end).matmul(&one, &x[..cols], 1, &mut part);
+        w.slice_rows(start..end).matmul(&one, &x[..cols], 1, &mut part);
         prop_assert_eq!(bits(&part), bits(&y[start..end]));
     }
 
@@ -159,7 +156,7 @@ proptest! {
         let coded = Coded::new(INTEGER[format], rows, cols, &mut random);
         let x = random.values(cols, false);
         let (exact, pool) = (coded.matrix(), Pool::new(1));
-        let rounded = Matrix { activations: Activations::Int8, ..exact };
+        let rounded = exact.with_activations(Activations::Int8);
         let (mut y, mut z) = (vec![0f32; rows], vec![0f32; rows]);
         exact.matmul(&pool, &x, 1, &mut y);
         rounded.matmul(&pool, &x, 1, &mut z);
@@ -191,7 +188,7 @@ proptest! {
         let pool = Pool::new(1);
         let mut y = [0f32; 2];
         let mut multiply = |coded: &Coded, x: &[f32]| {
-            let w = Matrix { activations: Activations::Int8, ..coded.matrix() };
+            let w = coded.matrix().with_activations(Activations::Int8);
             w.matmul(&pool, x, 1, &mut y);
             y
         };

@@ -147,7 +147,7 @@ pub trait IntegerKernel: Sync {
     /// Rounds the vectors `x` [n, cols]. Done once for a product, not once for each of its tiles.
     fn round(&self, x: &[f32], cols: usize) -> Vectors;
 
-    /// y[c][r] = W[r, :] . x[c] for all rows of `w` and all vectors; every element of `y` has `w.rows` values.
+    /// y[c][r] = W[r, :] . x[c] for all rows of `w` and all vectors; every element of `y` has `w.rows()` values.
     fn matmul(&self, w: Matrix<'_>, x: &Vectors, y: &mut [&mut [f32]]);
 }
 
@@ -186,17 +186,17 @@ impl<C: Integer, P: Dot<C, S>, const S: u8> IntegerKernel for Products<C, P, S> 
     }
 
     fn matmul(&self, w: Matrix<'_>, x: &Vectors, y: &mut [&mut [f32]]) {
-        if w.cols == 0 {
+        if w.cols() == 0 {
             return y.iter_mut().for_each(|y| y.fill(0.0));
         }
-        assert_eq!(x.per_vector, w.cols.div_ceil(BLOCK));
+        assert_eq!(x.per_vector, w.cols().div_ceil(BLOCK));
         let rows = Rows::new::<C>(w);
         for (block, y) in y.chunks_mut(P::COLS).enumerate() {
             let vectors: [Vector<'_>; MAX_COLS] =
                 std::array::from_fn(|c| x.get(block * P::COLS + c.min(y.len() - 1)));
             let vectors = &vectors[..y.len()];
-            for row in (0..w.rows).step_by(2) {
-                if row + 2 <= w.rows {
+            for row in (0..w.rows()).step_by(2) {
+                if row + 2 <= w.rows() {
                     P::dot(&[rows.row(row), rows.row(row + 1)], vectors, y, row);
                 } else {
                     P::dot(&[rows.row(row)], vectors, y, row);
@@ -204,7 +204,7 @@ impl<C: Integer, P: Dot<C, S>, const S: u8> IntegerKernel for Products<C, P, S> 
             }
             if S == ROW {
                 for y in y.iter_mut() {
-                    for (r, y) in y[..w.rows].iter_mut().enumerate() {
+                    for (r, y) in y[..w.rows()].iter_mut().enumerate() {
                         *y *= rows.row(r).scale(0);
                     }
                 }
