@@ -41,12 +41,11 @@ pub trait Register: Copy {
     );
 }
 
-/// Functions of one expression each, with the CPU features `$features`.
+/// Functions of one expression each, which becomes instructions in the caller.
 macro_rules! instructions {
-    ($features:literal $(fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? = $body:expr;)+) => {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? = $body:expr;)+) => {
         $(
-            #[inline]
-            #[target_feature(enable = $features)]
+            #[inline(always)]
             #[allow(unused_unsafe)]
             unsafe fn $name($($arg: $type),*) $(-> $result)? {
                 // SAFETY: the caller's promise.
@@ -65,7 +64,7 @@ impl Register for __m256 {
         f()
     }
 
-    instructions! { "avx2,fma,f16c"
+    instructions! {
         fn splat(value: f32) -> Self = _mm256_set1_ps(value);
         fn load(p: *const f32) -> Self = _mm256_loadu_ps(p);
         fn load_first(p: *const f32, n: usize) -> Self = {
@@ -106,7 +105,7 @@ impl Register for __m512 {
         f()
     }
 
-    instructions! { "avx512f,avx2,fma,f16c"
+    instructions! {
         fn splat(value: f32) -> Self = _mm512_set1_ps(value);
         fn load(p: *const f32) -> Self = _mm512_loadu_ps(p);
         fn load_first(p: *const f32, n: usize) -> Self = _mm512_maskz_loadu_ps(((1u32 << n.min(16)) - 1) as u16, p);

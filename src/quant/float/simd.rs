@@ -172,7 +172,10 @@ unsafe fn axpy_rows<E: Element, V: Register, const R: usize>(
     let whole = y.len() - y.len() % V::WIDTH;
     // SAFETY: the caller's promise; y and every w[r] have WIDTH elements from each j on.
     let add = || unsafe {
-        let factors = a.map(|a| V::splat(a));
+        let mut factors = [V::splat(0.0); R];
+        for (factor, a) in factors.iter_mut().zip(a) {
+            *factor = V::splat(a);
+        }
         for j in (0..whole).step_by(V::WIDTH) {
             let y = y.as_mut_ptr().add(j);
             let mut sums = V::load(y);

@@ -50,16 +50,20 @@ unsafe fn halves(p: *const u8) -> __m256i {
 impl Unpack<__m256> for Fp8 {
     type Block = *const u8;
 
-    instructions! { "avx2,fma,f16c"
+    instructions! {
         fn block(p: *const u8) -> *const u8 = p;
-        fn codes(p: *const u8, part: usize) -> [__m256; 4] = std::array::from_fn(|k| {
-            let halves = halves(p.add(16 * k));
-            let halves = match part {
-                0 => _mm256_castsi256_si128(halves),
-                _ => _mm256_extracti128_si256::<1>(halves),
-            };
-            _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(BIAS))
-        });
+        fn codes(p: *const u8, part: usize) -> [__m256; 4] = {
+            let mut codes = [_mm256_setzero_ps(); 4];
+            for (k, codes) in codes.iter_mut().enumerate() {
+                let halves = halves(p.add(16 * k));
+                let halves = match part {
+                    0 => _mm256_castsi256_si128(halves),
+                    _ => _mm256_extracti128_si256::<1>(halves),
+                };
+                *codes = _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(BIAS));
+            }
+            codes
+        };
     }
 }
 
@@ -67,10 +71,15 @@ impl Unpack<__m256> for Fp8 {
 impl Unpack<__m512> for Fp8 {
     type Block = *const u8;
 
-    instructions! { "avx512f,avx2,fma,f16c"
+    instructions! {
         fn block(p: *const u8) -> *const u8 = p;
-        fn codes(p: *const u8, _part: usize) -> [__m512; 4] = std::array::from_fn(|k| {
-            _mm512_mul_ps(_mm512_cvtph_ps(halves(p.add(16 * k))), _mm512_set1_ps(BIAS))
-        });
+        fn codes(p: *const u8, _part: usize) -> [__m512; 4] = {
+            let mut codes = [_mm512_setzero_ps(); 4];
+            for (k, codes) in codes.iter_mut().enumerate() {
+                let halves = _mm512_cvtph_ps(halves(p.add(16 * k)));
+                *codes = _mm512_mul_ps(halves, _mm512_set1_ps(BIAS));
+            }
+            codes
+        };
     }
 }

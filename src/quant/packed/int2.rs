@@ -33,7 +33,7 @@ impl Integer for Int2 {
 impl Unpack<__m256> for Int2 {
     type Block = *const u8;
 
-    instructions! { "avx2,fma,f16c"
+    instructions! {
         fn block(p: *const u8) -> *const u8 = p;
         fn codes(p: *const u8, part: usize) -> [__m256; 4] =
             fields::<2, 2>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8 * part).cast())));
@@ -44,7 +44,7 @@ impl Unpack<__m256> for Int2 {
 impl Unpack<__m512> for Int2 {
     type Block = *const u8;
 
-    instructions! { "avx512f,avx2,fma,f16c"
+    instructions! {
         fn block(p: *const u8) -> *const u8 = p;
         fn codes(p: *const u8, _part: usize) -> [__m512; 4] = {
             let words = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
@@ -63,7 +63,7 @@ impl Unpack<__m512> for Int2 {
 
 #[cfg(target_arch = "x86_64")]
 impl Bytes<__m256> for Int2 {
-    instructions! { "avx2,fma,f16c"
+    instructions! {
         fn bytes(p: *const u8) -> [__m256i; 2] = {
             let bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast()));
             let fields = _mm256_srlv_epi32(bytes, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2));
@@ -75,7 +75,7 @@ impl Bytes<__m256> for Int2 {
 
 #[cfg(target_arch = "x86_64")]
 impl Bytes<__m512> for Int2 {
-    instructions! { "avx512f,avx512vnni,avx2,fma,f16c"
+    instructions! {
         fn bytes(p: *const u8) -> __m512i = {
             let bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(p.cast()));
             let fields = _mm512_srlv_epi64(bytes, _mm512_setr_epi64(0, 0, 2, 2, 4, 4, 6, 6));

@@ -46,7 +46,7 @@ impl Unpack<__m256> for Int4 {
     /// For each nibble of a byte and each half, the upper two bytes of f32 values: those of even bytes, between those of odd ones.
     type Block = [[__m256i; 2]; 2];
 
-    instructions! { "avx2,fma,f16c"
+    instructions! {
         // Two look-ups give thirty-two values at once. That is fewer instructions than to make one float of each.
         fn block(p: *const u8) -> [[__m256i; 2]; 2] = {
             let bytes = _mm256_loadu_si256(p.cast());
@@ -122,7 +122,7 @@ unsafe fn look_up(p: *const u8, table: __m512) -> [__m512; 4] {
 impl Unpack<__m512> for Int4 {
     type Block = *const u8;
 
-    instructions! { "avx512f,avx2,fma,f16c"
+    instructions! {
         fn block(p: *const u8) -> *const u8 = p;
         fn codes(p: *const u8, _part: usize) -> [__m512; 4] = look_up(p, values());
         // Sixteen products for a group's sixty-four weights.
@@ -133,7 +133,7 @@ impl Unpack<__m512> for Int4 {
 
 #[cfg(target_arch = "x86_64")]
 impl Bytes<__m256> for Int4 {
-    instructions! { "avx2,fma,f16c"
+    instructions! {
         fn bytes(p: *const u8) -> [__m256i; 2] = {
             let bytes = _mm256_loadu_si256(p.cast());
             let mask = _mm256_set1_epi8(15);
@@ -144,7 +144,7 @@ impl Bytes<__m256> for Int4 {
 
 #[cfg(target_arch = "x86_64")]
 impl Bytes<__m512> for Int4 {
-    instructions! { "avx512f,avx512vnni,avx2,fma,f16c"
+    instructions! {
         fn bytes(p: *const u8) -> __m512i = {
             let bytes = _mm512_broadcast_i64x4(_mm256_loadu_si256(p.cast()));
             let fields = _mm512_srlv_epi64(bytes, _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4));
