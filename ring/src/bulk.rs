@@ -1,7 +1,7 @@
-//! Many large reads into one piece of memory, as fast as the drives and the processors allow: what a model keeps resident.
+//! Reads many large ranges into one piece of memory, as fast as drives and processors allow.
 //!
-//! Threads with one pread each, not the ring: nothing else is read meanwhile, and what the kernel does in the reading
-//! thread (zeroing fresh pages, filling in holes, copying what is cached) then uses every processor.
+//! It uses threads with one pread each instead of io_uring: no other read competes, and the work of the kernel in a reading thread
+//! (zeroing fresh pages, filling in holes, copying cached bytes) then uses every processor.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,16 +9,15 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::arena::SLAB_ALIGN;
-use crate::extent::Span;
+use crate::extent::{Layout, Range, RangeError};
 use crate::file::{Advice, File};
-use crate::replica::{Replica, Replicas};
+pub use crate::region::{HUGE_PAGE, Region, SLAB_ALIGN};
+use crate::replica::{self, Replica, Replicas};
 
-/// Bytes of a read: several huge pages, and few enough that the last reads of all threads end together.
+/// Bytes of a read: several huge pages, and so few that the last reads of all threads end together.
 const CHUNK: usize = 4 << 20;
 /// Reads in flight for each source. A drive reaches its bandwidth with about eight reads of this size.
 const DEPTH: usize = 8;
-/// At most this many threads.
 const MAX_THREADS: usize = 32;
 
 /// A read failed on every copy.
@@ -27,48 +26,52 @@ const MAX_THREADS: usize = 32;
 pub struct BulkError {
     /// Index of the file.
     pub file: u32,
-    /// Its primary.
+    /// Path of its primary.
     pub path: PathBuf,
     /// First byte that could not be read.
     pub offset: u64,
-    /// The operating system's answer.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
-/// A piece of a span and where it goes.
+/// A piece of a span and its memory.
 struct Job<'a> {
     file: u32,
     offset: u64,
     into: &'a mut [u8],
 }
 
-/// The alignment in bytes that suits direct reads of every file.
-pub fn align(files: &[Replicas]) -> u64 {
-    let need = |replica: &Replica| replica.file.direct().map_or(0, |(_, need)| need.offset);
+/// Lays ranges of `files` out for [`read`], with an alignment that suits direct reads of every file.
+///
+/// # Errors
+/// [`RangeError`] for a range that ends after its file.
+pub fn layout(files: &[Replicas], ranges: &[Range]) -> Result<Layout, RangeError> {
+    let need = |replica: &Replica| replica.file.direct_fd().map_or(0, |(_, need)| need.offset);
     let most = files.iter().flatten().map(need).max().unwrap_or(0);
-    u64::from(most).next_power_of_two().max(SLAB_ALIGN as u64)
+    let align = u64::from(most).next_power_of_two().max(SLAB_ALIGN as u64);
+    replica::layout(files, ranges, align)
 }
 
-/// Reads `spans` of `files` into `memory`, each to its place, where spans come one after the other. With `direct`, files are
-/// read around the page cache where their file system allows it; the others are read through it, and what was read is
-/// dropped from it. A file with copies is read from all of them. `progress` hears of bytes as they arrive.
+/// Reads the spans of `layout` into `memory`, each to its place. With `direct`, reads bypass the page cache where the file system
+/// allows it; otherwise the bytes are dropped from it afterwards. All copies of a file take part. `progress` is called with the
+/// number of bytes of each piece.
 ///
 /// # Errors
 /// The first range that no copy gave.
 ///
 /// # Panics
-/// When a span lies outside `memory` or does not begin where the one before it ends.
+/// When `memory` is smaller than the layout.
 pub fn read(
     files: &[Replicas],
-    spans: &[Span],
+    layout: &Layout,
     direct: bool,
     memory: &mut [u8],
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<(), BulkError> {
-    let mut jobs = jobs(spans, memory);
+    let mut jobs = jobs(layout, memory);
     let sources = files.iter().map(Vec::len).max().unwrap_or(1);
     let threads = (DEPTH * sources).min(MAX_THREADS).min(jobs.len());
-    // Taken from the end.
+    // Threads pop from the end.
     jobs.reverse();
     let jobs = Mutex::new(jobs);
     let failure = Mutex::new(None);
@@ -80,15 +83,15 @@ pub fn read(
                 return;
             };
             let copies = &files[file as usize];
-            // A copy each, so that one on a faster drive takes the next piece earlier; the others where that fails.
+            // Each thread prefers one copy, so that those of a faster drive take the next piece earlier.
             let mut order = (0..copies.len()).map(|i| &copies[(preferred + i) % copies.len()]);
             let mut last = None;
-            // Of the primary: a copy that is shorter cannot serve, and must not pass for one that ends here.
+            // Of the primary: a shorter copy cannot serve.
             let size = copies.first().map_or(0, |copy| copy.file.size());
-            let wanted = size.saturating_sub(offset).min(into.len() as u64) as usize;
+            let requested = size.saturating_sub(offset).min(into.len() as u64) as usize;
             let done =
                 order.any(
-                    |copy| match read_piece(&copy.file, offset, into, wanted, direct) {
+                    |copy| match read_piece(&copy.file, offset, into, requested, direct) {
                         Ok(()) => true,
                         Err(error) => {
                             last = Some(error);
@@ -117,7 +120,7 @@ pub fn read(
     std::thread::scope(|scope| {
         for i in 1..threads {
             let work = &work;
-            // A thread that the system refuses is done without.
+            // The other threads take the work of one that the system refuses.
             let spawned = std::thread::Builder::new()
                 .name(format!("load-{i}"))
                 .spawn_scoped(scope, move || work(i));
@@ -134,14 +137,12 @@ pub fn read(
     }
 }
 
-fn jobs<'a>(spans: &[Span], mut memory: &'a mut [u8]) -> Vec<Job<'a>> {
+fn jobs<'a>(layout: &Layout, mut memory: &'a mut [u8]) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
-    let mut at = 0;
-    for span in spans {
-        assert_eq!(span.at, at, "spans follow each other");
+    // Spans follow each other without gaps.
+    for span in layout.spans() {
         let (into, rest) = std::mem::take(&mut memory).split_at_mut(span.len as usize);
         memory = rest;
-        at += span.len;
         for (i, into) in into.chunks_mut(CHUNK).enumerate() {
             jobs.push(Job {
                 file: span.file,
@@ -153,36 +154,37 @@ fn jobs<'a>(spans: &[Span], mut memory: &'a mut [u8]) -> Vec<Job<'a>> {
     jobs
 }
 
-/// Reads `wanted` bytes of a file; the rest of `into` lies beyond its end and stays as it is.
+/// Reads `requested` bytes of a file; the rest of `into` lies beyond its end and stays as it is.
 fn read_piece(
     file: &File,
     offset: u64,
     into: &mut [u8],
-    wanted: usize,
+    requested: usize,
     direct: bool,
 ) -> Result<(), (u64, io::Error)> {
-    let twin = if direct { file.direct().ok() } else { None };
-    if let Some((fd, align)) = twin
-        && let Ok(()) = pread_all(fd, offset, into, wanted, align.offset as usize)
+    let direct_fd = if direct { file.direct_fd().ok() } else { None };
+    if let Some((fd, align)) = direct_fd
+        && let Ok(()) = pread_all(fd, offset, into, requested, align.offset as usize)
     {
         return Ok(());
     }
-    // O_DIRECT may be refused by the read itself; and a drive that fails, fails here again.
-    let result = pread_all(file.buffered_fd(), offset, &mut into[..wanted], wanted, 1);
-    file.advise(offset, into.len() as u64, Advice::DontNeed);
+    // A file system may refuse O_DIRECT at the read itself. A failing drive fails here again.
+    let into = &mut into[..requested];
+    let result = pread_all(file.buffered_fd(), offset, into, requested, 1);
+    file.advise(offset, requested as u64, Advice::DontNeed);
     result
 }
 
-/// Reads until `wanted` bytes are there. A short read goes on at a multiple of `align`.
+/// Reads until `requested` bytes are in. A short read goes on at a multiple of `align`.
 fn pread_all(
     fd: BorrowedFd<'_>,
     offset: u64,
     into: &mut [u8],
-    wanted: usize,
+    requested: usize,
     align: usize,
 ) -> Result<(), (u64, io::Error)> {
     let mut done = 0;
-    while done < wanted {
+    while done < requested {
         let from = done - done % align.max(1);
         let at = offset + from as u64;
         match rustix::io::pread(fd, &mut into[from..], at) {
@@ -204,11 +206,9 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
-    use crate::arena::Region;
-    use crate::extent::{Layout, Range};
 
     fn directory() -> tempfile::TempDir {
-        // On the disk: a tmpfs has no O_DIRECT.
+        // Not on a tmpfs, which has no O_DIRECT.
         let test = std::env::current_exe().unwrap();
         tempfile::tempdir_in(test.parent().unwrap()).unwrap()
     }
@@ -230,36 +230,36 @@ mod tests {
     }
 
     #[test]
-    fn every_range_comes_to_its_place() {
+    fn every_range_is_read_to_its_place() {
         let dir = directory();
         let bytes: Vec<u8> = (0..9_500_001u32).map(|i| (i * 7 / 3) as u8).collect();
         let other = vec![9; 5000];
         let files = [
             vec![file(dir.path(), "a", &bytes)],
-            // The second copy of this one is too short: the first serves, whichever is asked first.
+            // The second copy of this one is too short: the first serves.
             vec![
                 file(dir.path(), "b", &other),
                 file(dir.path(), "c", &other[..10]),
             ],
         ];
-        let wanted = [
+        let requested = [
             range(0, 100, 5),
             range(0, 20_000, 9_480_001),
             range(1, 4999, 1),
             range(1, 0, 0),
         ];
         for direct in [true, false] {
-            let layout = Layout::new(&wanted, align(&files)).unwrap();
-            let mut memory = Region::map(layout.footprint as usize).unwrap();
-            let heard = AtomicU64::new(0);
-            read(&files, &layout.spans, direct, &mut memory, &|n| {
-                heard.fetch_add(n, Ordering::Relaxed);
+            let layout = layout(&files, &requested).unwrap();
+            let mut memory = Region::map(layout.footprint() as usize).unwrap();
+            let counted = AtomicU64::new(0);
+            read(&files, &layout, direct, &mut memory, &|n| {
+                counted.fetch_add(n, Ordering::Relaxed);
             })
             .unwrap();
-            assert_eq!(heard.into_inner(), layout.footprint);
+            assert_eq!(counted.into_inner(), layout.footprint());
             let got = |i: usize| {
-                let at = layout.places[i] as usize;
-                &memory[at..at + wanted[i].len as usize]
+                let at = layout.places()[i] as usize;
+                &memory[at..at + requested[i].len as usize]
             };
             assert_eq!(got(0), &bytes[100..105]);
             assert!(got(1) == &bytes[20_000..]);
@@ -268,7 +268,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_cut_is_an_error_with_its_place() {
+    fn a_range_past_the_end_is_refused() {
+        let dir = directory();
+        let files = [vec![file(dir.path(), "short", &[1; 20_000])]];
+        let error = layout(&files, &[range(0, 19_999, 2)]).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("short") && text.contains("20000"), "{text}");
+    }
+
+    #[test]
+    fn a_truncated_file_is_an_error_with_its_offset() {
         let dir = directory();
         let files = [vec![file(dir.path(), "a", &[1; 20_000])]];
         std::fs::OpenOptions::new()
@@ -277,9 +286,9 @@ mod tests {
             .unwrap()
             .set_len(9000)
             .unwrap();
-        let layout = Layout::new(&[range(0, 0, 20_000)], align(&files)).unwrap();
-        let mut memory = Region::map(layout.footprint as usize).unwrap();
-        let error = read(&files, &layout.spans, true, &mut memory, &|_| {}).unwrap_err();
+        let layout = layout(&files, &[range(0, 0, 20_000)]).unwrap();
+        let mut memory = Region::map(layout.footprint() as usize).unwrap();
+        let error = read(&files, &layout, true, &mut memory, &|_| {}).unwrap_err();
         assert_eq!((error.file, error.offset), (0, 9000));
         assert!(error.to_string().contains("the file ends here"), "{error}");
     }

@@ -1,15 +1,14 @@
-//! What the engine asks of whoever owns the driver.
+//! Carries requests of the engine to the thread that owns the driver.
 
 use std::sync::mpsc::Sender;
 
 use crate::arena::SlabId;
-use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::EngineError;
+use crate::event::{Event, Priority};
 use crate::extent::Chunk;
 use crate::record::Record;
-use crate::replica::Stats;
-use crate::schedule::{Event, Priority};
+use crate::stats::Stats;
 
 /// One request.
 pub(crate) enum Command {
@@ -21,12 +20,12 @@ pub(crate) enum Command {
     Record(Sender<Option<Record>>),
 }
 
-/// The engine's connection to a driver: on a thread of its own, or simulated on the caller's.
+/// The engine's connection to a driver, on the ring thread or on the caller's.
 pub(crate) trait Link {
     /// Name of the device.
     fn device(&self) -> &'static str;
 
-    /// Hands over commands, as one batch.
+    /// Sends commands together.
     fn send(&mut self, commands: &mut Vec<Command>);
 
     /// The next event; sleeps until there is one if `wait` is set.
@@ -34,11 +33,7 @@ pub(crate) trait Link {
 }
 
 /// Carries commands out.
-pub(crate) fn apply<D: Device>(
-    commands: &mut Vec<Command>,
-    driver: &mut Driver<D>,
-    events: &mut Vec<Event>,
-) {
+pub(crate) fn apply(commands: &mut Vec<Command>, driver: &mut Driver, events: &mut Vec<Event>) {
     for command in commands.drain(..) {
         match command {
             Command::BeginBatch => driver.begin_batch(),

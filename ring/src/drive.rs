@@ -1,11 +1,11 @@
-//! A drive: how much it may have at once, what it has, and how fast it is.
+//! Tracks a drive: its window, its reads in flight and its measured speed.
 
 use std::time::Duration;
 
 use crate::window::Search;
 
-/// How much a drive may have at once. The smallest window that keeps it busy is the best: what is at the drive cannot be
-/// overtaken by a more urgent read.
+/// How much a drive gets at once. The smallest window that keeps it busy is the best, because a more urgent read cannot overtake
+/// those that the drive has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Bytes, unless a single read is larger.
@@ -23,24 +23,23 @@ impl Default for Window {
     }
 }
 
-/// A drive: everything with the same [`Replica::drive`](crate::replica::Replica::drive).
+/// A drive: all copies with the same [`Replica::drive`](crate::Replica::drive).
 #[derive(Debug, Default)]
 pub(crate) struct Drive {
     pub(crate) id: u64,
     pub(crate) window: Window,
     pub(crate) reads_in_flight: usize,
     pub(crate) bytes_in_flight: u64,
-    /// When it last had something to do for the first time, or ended a read.
+    /// When it last ended a read, or got one while it was idle.
     last: Duration,
-    /// Bytes that it read and seconds that it took, the older the less.
+    /// Bytes that it read and the seconds that they took, older ones with less weight.
     read: f64,
     took: f64,
-    /// Where the window is sought.
     search: Option<Search>,
 }
 
 impl Drive {
-    /// Seconds of work after which a measurement of its speed counts for half.
+    /// Seconds of work after which a measurement of its speed has half of its weight.
     const MEMORY: f64 = 0.5;
 
     pub(crate) fn new(id: u64, window: Window) -> Drive {
@@ -51,19 +50,19 @@ impl Drive {
         }
     }
 
-    /// From now on its window is sought within `bounds` (bytes, both included) while it works.
+    /// Starts the search for its window within `bounds` (bytes, both included).
     pub(crate) fn search(&mut self, bounds: (u64, u64)) {
         self.search = Some(Search::new(self.window.bytes, bounds));
     }
 
-    /// Whether it can take a read that may use a `1 / share` of the window.
-    pub(crate) fn has_room(&self, share: u64) -> bool {
+    /// Whether a `1 / share` of its window has capacity for a read.
+    pub(crate) fn has_capacity(&self, share: u64) -> bool {
         let bytes = (self.window.bytes / share).max(1);
         let reads = (self.window.reads / share as usize).max(1);
         self.reads_in_flight < reads && self.bytes_in_flight < bytes
     }
 
-    /// It gets a read.
+    /// Counts a read that it gets.
     pub(crate) fn launch(&mut self, bytes: u64, now: Duration) {
         if self.reads_in_flight == 0 {
             self.last = now;
@@ -72,10 +71,10 @@ impl Drive {
         self.bytes_in_flight += bytes;
     }
 
-    /// It ended a read. Its speed is measured while it has enough to do: with little, every drive is slow.
+    /// Counts a read that it ended. Its speed is measured while it is busy: with few reads at once, every drive is slow.
     pub(crate) fn complete(&mut self, bytes: u64, now: Duration) {
         let took = now.saturating_sub(self.last).as_secs_f64();
-        let full = !self.has_room(1);
+        let full = !self.has_capacity(1);
         let busy = self.bytes_in_flight >= self.window.bytes / 4
             || self.reads_in_flight >= self.window.reads.div_ceil(4);
         if busy {
@@ -92,11 +91,11 @@ impl Drive {
         }
     }
 
-    /// Bytes a second, if it was measured for a moment. Less if it has not ended a read for longer than that explains.
+    /// Bytes a second, once measured; less if it has been silent for longer than that speed explains.
     pub(crate) fn speed(&self, now: Duration) -> Option<f64> {
-        /// Seconds of work that say something.
-        const MOMENT: f64 = 0.002;
-        if self.took < MOMENT {
+        /// Seconds of work below which a measurement says nothing.
+        const LEAST: f64 = 0.002;
+        if self.took < LEAST {
             return None;
         }
         let measured = self.read / self.took;

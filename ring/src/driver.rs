@@ -1,32 +1,35 @@
-//! Scheduler and device together, driven by whichever thread owns them.
+//! Moves chunks from the scheduler to the device and completions back.
 
-use std::io;
 use std::time::Instant;
 
 use crate::device::{Completion, Device};
-use crate::schedule::{Event, Scheduler};
+use crate::event::Event;
+use crate::kernel::DeviceError;
+use crate::schedule::Scheduler;
 
-/// A wait that ends at every single read costs one entry into the kernel a read, so it has to be earned: by some bytes
-/// read, or by a batch of requests, whose first completions somebody waits for.
-const ENTERS_PER_BATCH: u64 = 2;
+/// A wait that returns at every read costs one system call a read. So the number of such waits is limited: one for `batch_bytes`
+/// that were read, and this many for each batch, because the caller waits for its first completions.
+const SYSCALLS_PER_BATCH: u64 = 2;
 
-/// Moves chunks from the scheduler to the device and completions back.
-#[derive(Debug)]
-pub struct Driver<D> {
-    device: D,
-    /// What to read.
-    pub scheduler: Scheduler,
+/// Drives a device from the thread that owns it.
+pub(crate) struct Driver {
+    device: Box<dyn Device>,
+    pub(crate) scheduler: Scheduler,
+    /// Scratch.
     ended: Vec<Completion>,
-    /// Reads of about this many bytes may be waited for at once; 0: a wait ends at the first completion.
+    /// A wait may last until about this many bytes have been read; 0: it returns at the first completion.
     batch_bytes: u64,
     batches: u64,
     waits: u64,
 }
 
-impl<D: Device> Driver<D> {
-    /// A driver of `device`, which must have room for [`Scheduler::max_in_flight`] reads. Reads of about `batch_bytes` bytes
-    /// may be waited for at once.
-    pub fn new(device: D, mut scheduler: Scheduler, batch_bytes: u64) -> Driver<D> {
+impl Driver {
+    /// A driver of `device`, which has capacity for [`Scheduler::max_in_flight`] reads.
+    pub(crate) fn new(
+        device: Box<dyn Device>,
+        mut scheduler: Scheduler,
+        batch_bytes: u64,
+    ) -> Driver {
         if let Some(record) = &mut scheduler.record {
             let now = Instant::now();
             record.epoch = now.checked_sub(device.now()).unwrap_or(now);
@@ -41,13 +44,10 @@ impl<D: Device> Driver<D> {
         }
     }
 
-    /// Fills every drive's window, waits for completions if `wait` is set and anything is at the device, and hands them to
-    /// the scheduler.
-    ///
-    /// # Errors
-    /// When the device's kernel interface fails.
-    pub fn step(&mut self, wait: bool, events: &mut Vec<Event>) -> io::Result<()> {
-        self.fill();
+    /// Fills every drive's window, waits for completions if `wait` is set and the device has reads, and gives them to the
+    /// scheduler.
+    pub(crate) fn step(&mut self, wait: bool, events: &mut Vec<Event>) -> Result<(), DeviceError> {
+        self.fill()?;
         let min = if wait {
             self.completions_to_wait_for()
         } else {
@@ -60,47 +60,51 @@ impl<D: Device> Driver<D> {
     }
 
     /// Fills every drive's window.
-    pub(crate) fn fill(&mut self) {
+    pub(crate) fn fill(&mut self) -> Result<(), DeviceError> {
         let now = self.device.now();
         while let Some(op) = self.scheduler.next(now) {
-            self.device.submit(op);
+            // SAFETY: a byte of a slab belongs to one chunk, and the scheduler gives that to one op at a time. The engine lends the
+            // bytes of a part after the completions of all its chunks, and pushes chunks only into slabs that it does not lend.
+            unsafe { self.device.submit(op)? };
         }
+        Ok(())
     }
 
-    /// Waits for `min` completions and hands them to the scheduler.
-    pub(crate) fn wait(&mut self, min: usize, events: &mut Vec<Event>) -> io::Result<()> {
+    /// Waits for `min` completions and gives them to the scheduler.
+    pub(crate) fn wait(&mut self, min: usize, events: &mut Vec<Event>) -> Result<(), DeviceError> {
         self.device.wait(min, &mut self.ended)?;
         let now = self.device.now();
         for ended in self.ended.drain(..) {
             self.scheduler.complete(ended, now, events);
         }
-        self.scheduler.stats.enters = self.device.enters();
+        self.scheduler.stats.syscalls = self.device.syscalls();
         Ok(())
     }
 
-    /// Whether the device has to catch up with a clock.
-    pub(crate) fn behind(&self) -> bool {
-        self.device.behind()
+    /// Whether the device's time is behind a clock that the caller advances.
+    pub(crate) fn lags_clock(&self) -> bool {
+        self.device.lags_clock()
     }
 
-    /// New requests are about to be pushed.
-    pub fn begin_batch(&mut self) {
+    /// Starts a batch: the reads that follow are needed together.
+    pub(crate) fn begin_batch(&mut self) {
         self.batches += 1;
     }
 
-    /// None if nothing is at the device. One, as long as the entries into the kernel stay below what has been earned; beyond that, as many as carry
-    /// `batch_bytes` on average, so that every further entry earns itself, however small the reads are. Never more than the drive with
-    /// the fewest has, so that a drive that is slow, or has stalled, keeps no other waiting, and half of that while demands wait, so that none idles.
+    /// How many completions the next wait waits for; 0 if the device has no reads. One while the waits so far are within the limit.
+    /// Beyond it, as many as carry `batch_bytes` on average, so that small reads cost no more system calls than large ones. Never
+    /// more than the busy drive with the fewest reads has, so that a slow drive keeps no other waiting, and half of that while
+    /// demands wait, so that none idles.
     pub(crate) fn completions_to_wait_for(&mut self) -> usize {
         if self.scheduler.in_flight() == 0 {
             return 0;
         }
         let read = self.scheduler.stats.bytes();
-        let earned = read
+        let limit = read
             .checked_div(self.batch_bytes)
-            .map(|n| n + self.batches * ENTERS_PER_BATCH);
+            .map(|n| n + self.batches * SYSCALLS_PER_BATCH);
         self.waits += 1;
-        if earned.is_none_or(|earned| self.waits <= earned) {
+        if limit.is_none_or(|limit| self.waits <= limit) {
             return 1;
         }
         let in_flight = self.scheduler.in_flight();

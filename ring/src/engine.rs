@@ -1,7 +1,7 @@
-//! The engine: slabs and their states on the caller's thread, scheduler and device on a thread of their own.
+//! Tracks the states of slabs on the caller's thread, and sends reads to the scheduler and the device on the ring thread.
 //!
-//! Every state change of a slab happens here, on the thread that owns the [`Engine`]; the ring thread only sends
-//! [`Event`]s. So a borrowed slab cannot change under its reader: changing a state needs `&mut Engine`.
+//! A slab changes its state only here, on the thread that owns the [`Engine`]; the ring thread only sends [`Event`]s. A state
+//! change needs `&mut Engine`, so a slab cannot change while a caller borrows its bytes.
 //!
 //! ```text
 //!            read()                 last part is in               release()
@@ -15,49 +15,59 @@ use std::sync::mpsc::channel;
 
 use crate::arena::{Arena, Class, SlabId};
 use crate::command::{Command, Link};
-use crate::device;
-use crate::extent::{Layout, PARTS};
+use crate::devices;
+use crate::error::EngineError;
+use crate::event::{Event, Priority};
+use crate::extent::{Layout, PARTS, Range};
 use crate::inline::Inline;
+use crate::options::Options;
 use crate::record::Record;
-use crate::replica::{Files, Replicas, Stats};
-use crate::schedule::{Event, Priority, Scheduler};
+use crate::replica::{Files, Replicas};
+use crate::schedule::Scheduler;
 use crate::sim::{Clock, Sim, SimDrive};
+use crate::stats::Stats;
 use crate::thread::RingThread;
-
-pub use crate::device::EngineKind;
-pub use crate::error::EngineError;
-pub use crate::options::Options;
 
 /// The state of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlabState {
-    /// Nobody uses it.
+    /// It holds nothing.
     Free,
-    /// Reads write into it; parts that are marked are complete.
+    /// Reads write into it; the marked parts are complete.
     Filling([bool; PARTS]),
-    /// Everything is in.
+    /// All its parts are complete.
     Full,
 }
 
 #[derive(Debug)]
 struct Slab {
     state: SlabState,
-    /// What is in it, or is being read into it.
+    /// Of the last read.
     layout: Option<Layout>,
+}
+
+impl Slab {
+    const FREE: Slab = Slab {
+        state: SlabState::Free,
+        layout: None,
+    };
 }
 
 /// Reads ranges of files into slabs.
 pub struct Engine {
-    // Declared before the arena: dropping it drains what is in flight.
+    // Dropping it waits for the reads in flight, which write into the arena.
     link: Box<dyn Link>,
     arena: Arc<Arena>,
     slabs: Vec<Slab>,
+    /// Slabs in the state "filling". Every event belongs to one of them.
+    filling: usize,
+    /// Of each file; 0 without a copy.
+    sizes: Vec<u64>,
     align: u64,
     chunk_bytes: u64,
     unsent: Vec<Command>,
-    /// The next read begins a batch.
     batch_begins: bool,
-    /// Reads asked for so far.
+    /// Reads requested so far.
     reads: u64,
 }
 
@@ -73,17 +83,18 @@ impl Engine {
     /// Makes the slabs of all `classes`, numbered class after class, and starts the ring thread.
     ///
     /// # Errors
-    /// [`EngineError`] when there is no memory for the slabs, or the device that was insisted on is not available.
+    /// [`EngineError`] when there is no memory for the slabs, or a device is not available.
     pub fn new(files: &Files, classes: &[Class], options: Options) -> Result<Engine, EngineError> {
         Engine::with_link(files, classes, options, |arena, scheduler| {
-            Ok(Box::new(RingThread::start(
-                files, arena, scheduler, options,
-            )?))
+            let replicas = files.replicas.clone();
+            let open =
+                move |s: &Scheduler| devices::open(&replicas, &arena, s.max_in_flight(), options);
+            let batch = options.batch_bytes;
+            Ok(Box::new(RingThread::start(open, scheduler, batch)?))
         })
     }
 
-    /// An engine without a ring thread, for somebody who does nothing but read: the caller's thread drives the device, and nothing
-    /// happens but in [`Engine::wait`].
+    /// An engine without a ring thread, for a caller that only reads: reads start and end in [`Engine::wait`].
     ///
     /// # Errors
     /// As [`Engine::new`].
@@ -93,14 +104,15 @@ impl Engine {
         options: Options,
     ) -> Result<Engine, EngineError> {
         Engine::with_link(files, classes, options, |arena, scheduler| {
-            let (name, device) = device::open(&files.replicas, arena, &scheduler, options)?;
+            let capacity = scheduler.max_in_flight();
+            let (name, device) = devices::open(&files.replicas, &arena, capacity, options)?;
             let batch = options.batch_bytes;
             Ok(Box::new(Inline::new(name, device, scheduler, batch, false)))
         })
     }
 
-    /// An engine that reads nothing: `drives` are simulated on `clock`, and the copy of a file that belongs to drive i
-    /// of [`Replica::drive`](crate::replica::Replica) is read from `drives[i]`. Slabs hold zeros.
+    /// An engine that reads nothing: `drives` are simulated on `clock`, and a copy on drive i of
+    /// [`Replica::drive`](crate::Replica::drive) is read from `drives[i]`. Slabs hold zeros.
     ///
     /// # Errors
     /// When there is no memory for the slabs.
@@ -118,12 +130,12 @@ impl Engine {
         let drive_of: Vec<Vec<usize>> = files.replicas.iter().map(drive_of).collect();
         assert!(
             drive_of.iter().flatten().all(|drive| *drive < drives.len()),
-            "a drive is missing"
+            "a file has a copy on a drive that is not simulated"
         );
         Engine::with_link(files, classes, options, |_, scheduler| {
             Ok(Box::new(Inline::new(
                 "simulated",
-                Sim::new(drives, drive_of, clock),
+                Box::new(Sim::new(drives, drive_of, clock)),
                 scheduler,
                 options.batch_bytes,
                 true,
@@ -138,21 +150,20 @@ impl Engine {
         link: impl FnOnce(Arc<Arena>, Scheduler) -> Result<Box<dyn Link>, EngineError>,
     ) -> Result<Engine, EngineError> {
         let arena = Arc::new(Arena::new(classes)?);
-        let mut scheduler = Scheduler::new(arena.slabs(), files, options.window);
-        scheduler.share_ahead(options.ahead_share);
+        let mut scheduler = Scheduler::new(arena.len(), files, options.window);
+        scheduler.set_prefetch_share(options.prefetch_share);
         if let Some(bounds) = options.search {
             scheduler.search_windows(bounds);
         }
         if options.record > 0 {
             scheduler.record(options.record);
         }
-        let free = || Slab {
-            state: SlabState::Free,
-            layout: None,
-        };
+        let size = |copies: &Replicas| copies.first().map_or(0, |copy| copy.file.size());
         Ok(Engine {
             link: link(arena.clone(), scheduler)?,
-            slabs: (0..arena.slabs()).map(|_| free()).collect(),
+            slabs: (0..arena.len()).map(|_| Slab::FREE).collect(),
+            filling: 0,
+            sizes: files.replicas.iter().map(size).collect(),
             arena,
             align: files.align(),
             chunk_bytes: options.chunk_bytes,
@@ -162,17 +173,17 @@ impl Engine {
         })
     }
 
-    /// "uring", "pread" or "simulated".
+    /// "uring", "pread", "uring+pread" or "simulated".
     pub fn device(&self) -> &'static str {
         self.link.device()
     }
 
-    /// Touches the memory of all slabs, which the reads would do otherwise: for measuring.
+    /// Touches the memory of all slabs, so that the first reads do not: for measurements.
     pub fn populate(&self) {
         self.arena.populate();
     }
 
-    /// Number of slabs.
+    /// Number of slabs. They are numbered from 0, class after class.
     pub fn slabs(&self) -> usize {
         self.slabs.len()
     }
@@ -182,34 +193,38 @@ impl Engine {
         self.slabs[slab.index()].state
     }
 
-    /// The reads asked for from here on are one batch: what somebody needs together, and waits for. A device that
-    /// saves on entries into the kernel returns the first completions of a batch one by one.
+    /// Starts a batch: the reads that follow are needed together. The first completions of a batch are reported one by one, also
+    /// where [`Options::batch_bytes`] saves system calls.
     pub fn begin_batch(&mut self) {
         self.batch_begins = true;
     }
 
-    /// Asks for `layout` to be read into a free slab. Nothing starts before [`Engine::flush`]. Returns how
-    /// many reads were asked for before this one: its number in a [`Record`].
+    /// Requests a read of the ranges of `layout` into a free slab. It starts at the next [`Engine::flush`] or [`Engine::wait`].
+    /// Returns the number of reads requested before it: its number in a [`Record`].
     ///
     /// # Panics
-    /// When the slab is not free, or too small.
+    /// When the slab is not free, the layout is larger than the slab, or [`Files::layout`] of other files made it.
     pub fn read(&mut self, slab: SlabId, priority: Priority, layout: Layout) -> u64 {
         assert!(
-            layout.footprint <= self.arena.slab_bytes(slab) as u64,
+            layout.footprint() <= self.arena.slab_bytes(slab) as u64,
             "{slab:?} is too small"
         );
-        let chunks = layout.chunks(self.chunk_bytes, self.align);
-        let Slab {
-            state,
-            layout: held,
-        } = &mut self.slabs[slab.index()];
+        assert!(
+            self.serves(&layout),
+            "the layout for {slab:?} belongs to other files"
+        );
+        let chunks = layout.chunks(self.chunk_bytes);
+        let held = &mut self.slabs[slab.index()];
         assert_eq!(
-            *state,
+            held.state,
             SlabState::Free,
             "{slab:?} is read into while it is used"
         );
-        *state = SlabState::Filling([false; PARTS]);
-        *held = Some(layout);
+        *held = Slab {
+            state: SlabState::Filling([false; PARTS]),
+            layout: Some(layout),
+        };
+        self.filling += 1;
         if std::mem::take(&mut self.batch_begins) {
             self.unsent.push(Command::BeginBatch);
         }
@@ -218,13 +233,22 @@ impl Engine {
         self.reads - 1
     }
 
-    /// A speculative read is wanted now (also one that was abandoned and has not ended).
+    /// Whether every range lies inside a file of this engine, and suits its alignment.
+    fn serves(&self, layout: &Layout) -> bool {
+        let inside = |range: &Range| {
+            let size = self.sizes.get(range.file as usize);
+            range.len == 0 || size.is_some_and(|size| range.offset + range.len <= *size)
+        };
+        layout.align() >= self.align && layout.ranges().iter().all(inside)
+    }
+
+    /// Turns a prefetch or preload into a demand, also one that was abandoned and has not ended.
     pub fn promote(&mut self, slab: SlabId) {
         self.unsent.push(Command::Promote(slab));
     }
 
-    /// A read is not wanted any more: what is waiting of it is dropped. The slab is free after
-    /// [`Event::Dropped`], or full after all.
+    /// Drops those chunks of a read that no drive has. The slab is free after [`Event::Dropped`], or full after [`Event::Full`] if
+    /// the drives had all chunks.
     pub fn abandon(&mut self, slab: SlabId) {
         self.unsent.push(Command::DropWaiting(slab));
     }
@@ -234,19 +258,16 @@ impl Engine {
     /// # Panics
     /// When it is not full.
     pub fn release(&mut self, slab: SlabId) {
-        let slab_ = &mut self.slabs[slab.index()];
+        let held = &mut self.slabs[slab.index()];
         assert_eq!(
-            slab_.state,
+            held.state,
             SlabState::Full,
             "{slab:?} is released while it is not full"
         );
-        *slab_ = Slab {
-            state: SlabState::Free,
-            layout: None,
-        };
+        *held = Slab::FREE;
     }
 
-    /// Hands everything asked for since the last flush to the ring thread, as one batch.
+    /// Sends the requests since the last flush to the ring thread, together.
     pub fn flush(&mut self) {
         if !self.unsent.is_empty() {
             self.link.send(&mut self.unsent);
@@ -256,18 +277,20 @@ impl Engine {
     /// The next event, without waiting.
     ///
     /// # Errors
-    /// [`EngineError::Stopped`] when the ring thread has ended.
+    /// [`EngineError::Stopped`] when the device cannot go on.
     pub fn poll(&mut self) -> Result<Option<Event>, EngineError> {
         let event = self.link.receive(false)?;
         Ok(event.inspect(|event| self.apply(event)))
     }
 
-    /// The next event; sleeps until there is one. Something must be under way.
+    /// Flushes, and sleeps until the next event.
     ///
     /// # Errors
-    /// [`EngineError::Stopped`] when the ring thread has ended.
+    /// [`EngineError::NothingPending`] when no slab is being filled, [`EngineError::Stopped`] when the device cannot go on.
     pub fn wait(&mut self) -> Result<Event, EngineError> {
-        let event = self.link.receive(true)?.expect("waits for one");
+        self.flush();
+        let event = self.link.receive(self.filling > 0)?;
+        let event = event.ok_or(EngineError::NothingPending)?;
         self.apply(&event);
         Ok(event)
     }
@@ -278,12 +301,13 @@ impl Engine {
                 SlabState::Filling(ready) => ready[*part as usize] = true,
                 other => unreachable!("{slab:?} is {other:?} while it is read"),
             },
-            Event::Full(slab) => self.slabs[slab.index()].state = SlabState::Full,
+            Event::Full(slab) => {
+                self.filling -= 1;
+                self.slabs[slab.index()].state = SlabState::Full;
+            }
             Event::Dropped(slab) | Event::Failed(slab, _) => {
-                self.slabs[slab.index()] = Slab {
-                    state: SlabState::Free,
-                    layout: None,
-                };
+                self.filling -= 1;
+                self.slabs[slab.index()] = Slab::FREE;
             }
         }
     }
@@ -297,26 +321,24 @@ impl Engine {
         }
     }
 
-    /// The bytes of range `range` of the layout that a slab was read with.
+    /// The bytes of the range at index `range` of the slab's layout.
     ///
     /// # Panics
-    /// When the range's part is not complete, or there is no such range.
+    /// When the part of the range is not complete, or the layout has no such range.
     pub fn payload(&self, slab: SlabId, range: usize) -> &[u8] {
         let layout = self.slabs[slab.index()]
             .layout
             .as_ref()
             .expect("the slab is not free");
-        let wanted = layout.ranges[range];
-        assert!(
-            self.ready(slab, wanted.part),
-            "{slab:?} is used before it is read"
-        );
-        // SAFETY: the part is complete: no chunk that overlaps it will be read again before the slab is free, which
-        // needs `&mut self` and so the end of this borrow.
-        unsafe { self.arena.borrow(slab, layout.places[range], wanted.len) }
+        let Range { part, len, .. } = layout.ranges()[range];
+        assert!(self.ready(slab, part), "{slab:?} is used before it is read");
+        // SAFETY: the part is complete, and a `Layout` puts each of its ranges inside the chunks of its part, so that all ops on
+        // these bytes have ended. More come only after the slab is free, which needs `&mut self` and so the end of this borrow.
+        unsafe { self.arena.borrow(slab, layout.places()[range], len) }
     }
 
-    /// Takes the record that [`Options::record`] asked for, of what has ended so far. `None` when there is none (any more), or the ring thread has ended.
+    /// Takes the record of the chunks that have ended so far. `None` without [`Options::record`], at the second call, and when the
+    /// device cannot go on.
     pub fn take_record(&mut self) -> Option<Record> {
         let (sender, receiver) = channel();
         self.unsent.push(Command::Record(sender));
@@ -324,7 +346,7 @@ impl Engine {
         receiver.recv().ok().flatten()
     }
 
-    /// What the reads did so far; `None` when the ring thread has ended.
+    /// Counts of the reads so far; `None` when the device cannot go on.
     pub fn stats(&mut self) -> Option<Stats> {
         let (sender, receiver) = channel();
         self.unsent.push(Command::Stats(sender));
@@ -332,3 +354,6 @@ impl Engine {
         receiver.recv().ok()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,40 +1,41 @@
-//! Why an engine does not run.
+//! Says why an engine does not run.
 
-use std::io;
+use crate::event::ReadError;
+use crate::kernel::{DeviceError, KernelError};
+use crate::region::ArenaError;
 
-use crate::arena::ArenaError;
-use crate::schedule::ReadError;
-
-/// Why there is no engine, or none any more.
+/// Why there is no engine, or why it has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// No memory for the slabs.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// The device could not be made.
-    #[error("{device} is not available: {source}{}", hint(source))]
+    /// The kernel refused the device.
+    #[error("{device} is not available: {source}")]
     Device {
         /// Its name.
         device: &'static str,
-        /// The operating system's answer.
-        source: io::Error,
+        /// The kernel's answer.
+        source: KernelError,
     },
-    /// The ring thread ended because its kernel interface failed.
-    #[error("the reading thread stopped: {0}")]
-    Stopped(String),
+    /// The device cannot go on.
+    #[error("reading stopped: {0}")]
+    Stopped(#[from] DeviceError),
+    /// [`Engine::wait`](crate::Engine::wait) was called while no slab is being filled.
+    #[error("nothing is being read: call Engine::read before Engine::wait")]
+    NothingPending,
     /// A read failed on every copy.
     #[error(transparent)]
     Read(#[from] ReadError),
 }
 
-/// What to do about a refused io_uring.
-fn hint(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EPERM) => {
-            " (disabled by the sysctl kernel.io_uring_disabled or by a seccomp filter, as in most containers)"
+impl EngineError {
+    /// Whether the kernel refuses io_uring, so that [`EngineKind::Pread`](crate::EngineKind::Pread) helps.
+    pub fn is_of_uring(&self) -> bool {
+        match self {
+            EngineError::Device { source, .. } => source.is_of_uring(),
+            EngineError::Stopped(DeviceError::Kernel(error)) => error.is_of_uring(),
+            _ => false,
         }
-        Some(libc::ENOSYS) => " (the kernel is older than 5.1 or built without it)",
-        Some(libc::ENOMEM) => " (the limit on locked memory is too low: see ulimit -l)",
-        _ => "",
     }
 }

@@ -1,5 +1,4 @@
-//! A file that is read by range: one buffered descriptor and, where the file system allows it, an
-//! O_DIRECT twin beside it. Never mapped into memory.
+//! Opens files for reads by range: one buffered descriptor and, where the file system allows it, one with O_DIRECT.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -11,20 +10,19 @@ use std::sync::OnceLock;
 use rustix::fs::Advice as Fadvice;
 use rustix::io::ReadWriteFlags;
 
-/// The longest single read that is asked of the kernel, in bytes; longer reads are done in pieces
-/// (one read moves at most 2 GiB - 4 KiB on Linux).
-pub const MAX_READ: usize = 1 << 30;
+/// The longest single read in bytes; longer ones are done in pieces (Linux reads at most 2 GiB - 4 KiB at once).
+pub(crate) const MAX_READ: usize = 1 << 30;
 
-/// What the page cache should do with a range.
+/// Advice to the page cache about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
     /// Start reading the range into the page cache.
     WillNeed,
-    /// Forget the range: it will not be read again soon.
+    /// Drop the range: it will not be read again soon.
     DontNeed,
 }
 
-/// An error of one file operation, with the path and the offset where it happened.
+/// Why a file cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The file could not be opened or examined.
@@ -32,7 +30,7 @@ pub enum FileError {
     Open {
         /// The file.
         path: PathBuf,
-        /// The operating system's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A read failed.
@@ -42,19 +40,19 @@ pub enum FileError {
         path: PathBuf,
         /// Byte offset of the read.
         offset: u64,
-        /// The operating system's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The file ended before the wanted bytes.
+    /// The file ends inside a read.
     #[error("{} ends at byte {end}, inside a read of {len} bytes at offset {offset}", path.display())]
     Truncated {
         /// The file.
         path: PathBuf,
         /// Byte offset of the read.
         offset: u64,
-        /// Wanted bytes.
+        /// Requested bytes.
         len: usize,
-        /// Where the file ended.
+        /// Its size in bytes.
         end: u64,
     },
 }
@@ -69,14 +67,13 @@ pub struct DirectAlign {
 }
 
 impl DirectAlign {
-    /// What nearly every file system and drive accepts; used where none is reported.
+    /// What nearly all file systems and drives accept; used where the file system reports none.
     pub const DEFAULT: DirectAlign = DirectAlign {
         offset: 4096,
         memory: 4096,
     };
 }
 
-/// The O_DIRECT twin of a file.
 #[derive(Debug)]
 struct Direct {
     file: std::fs::File,
@@ -87,14 +84,14 @@ struct Direct {
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 impl Direct {
-    /// Opens the twin, or says in words why reads of this file would go through the page cache anyway.
+    /// Opens the O_DIRECT descriptor, or says in words why reads would go through the page cache anyway.
     fn open(path: &Path, buffered: &std::fs::File) -> Result<Direct, String> {
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK | libc::O_CLOEXEC)
             .open(path)
             .map_err(|e| format!("O_DIRECT is refused: {e}"))?;
-        // A file that was replaced since is another file: its bytes are not those that were examined.
+        // A file that was replaced since then has other bytes than those that were examined.
         let id = |file: &std::fs::File| file.metadata().map(|meta| (meta.dev(), meta.ino()));
         if !matches!((id(&file), id(buffered)), (Ok(a), Ok(b)) if a == b) {
             return Err("it was replaced after it was opened".into());
@@ -159,8 +156,8 @@ impl File {
                     "not a regular file",
                 ));
             }
-            // No readahead: the bytes after a range belong to something that nobody asked for, and nobody would drop them
-            // from the page cache. A read of any length is still done in large requests.
+            // No readahead: nothing would drop the bytes after a range from the page cache. A read of any length still becomes
+            // large requests.
             let _ = rustix::fs::fadvise(&file, 0, None, Fadvice::Random);
             Ok((file, meta))
         })();
@@ -197,27 +194,23 @@ impl File {
         self.buffered.as_fd()
     }
 
-    fn twin(&self) -> &Result<Direct, String> {
-        self.direct
-            .get_or_init(|| Direct::open(&self.path, &self.buffered))
-    }
-
     /// The O_DIRECT descriptor and the alignment that its reads need.
     ///
     /// # Errors
     /// In words, why reads of this file go through the page cache.
-    pub fn direct(&self) -> Result<(BorrowedFd<'_>, DirectAlign), &str> {
-        match self.twin() {
+    pub fn direct_fd(&self) -> Result<(BorrowedFd<'_>, DirectAlign), &str> {
+        let open = || Direct::open(&self.path, &self.buffered);
+        match self.direct.get_or_init(open) {
             Ok(direct) => Ok((direct.file.as_fd(), direct.align)),
             Err(reason) => Err(reason),
         }
     }
 
     /// Reads exactly `buf.len()` bytes at `offset` through the page cache, in pieces of at most
-    /// [`MAX_READ`].
+    /// 1 GiB.
     ///
     /// # Errors
-    /// [`FileError::Truncated`] when the file ends first, [`FileError::Read`] when the device fails.
+    /// [`FileError::Truncated`] when the file ends first, [`FileError::Read`] when the drive fails.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<(), FileError> {
         let len = buf.len();
         let mut done = 0;
@@ -251,7 +244,7 @@ impl File {
         Ok(())
     }
 
-    /// Whether the byte at `offset` is in the page cache: reads it on condition that no drive is asked. `None` where the file
+    /// Whether the byte at `offset` is in the page cache: reads it on condition that no drive is used. `None` where the file
     /// system cannot tell.
     pub fn is_cached(&self, offset: u64) -> Option<bool> {
         let mut byte = [0];
@@ -263,7 +256,7 @@ impl File {
         }
     }
 
-    /// Tells the page cache about a range. Only a hint: failures are ignored.
+    /// Advises the page cache about a range. Failures are ignored.
     pub fn advise(&self, offset: u64, len: u64, advice: Advice) {
         let advice = match advice {
             Advice::WillNeed => Fadvice::WillNeed,
@@ -272,6 +265,20 @@ impl File {
         // A length of 0 would mean "to the end of the file".
         if let Some(len) = std::num::NonZeroU64::new(len) {
             let _ = rustix::fs::fadvise(&self.buffered, offset, Some(len), advice);
+        }
+    }
+}
+
+#[cfg(test)]
+impl File {
+    /// A file that no test reads.
+    pub(crate) fn unread(size: u64) -> File {
+        File {
+            path: "/dev/null".into(),
+            buffered: std::fs::File::open("/dev/null").unwrap(),
+            direct: OnceLock::from(Err("it is not read".into())),
+            size,
+            drive: 0,
         }
     }
 }
@@ -287,14 +294,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_replaced_is_still_the_one_that_was_opened() {
+    fn a_replaced_file_keeps_its_first_content() {
         let dir = directory();
         let (path, other) = (dir.path().join("a"), dir.path().join("b"));
         std::fs::write(&path, [1; 4096]).unwrap();
         std::fs::write(&other, [2; 4096]).unwrap();
         let file = File::open(&path).unwrap();
         std::fs::rename(&other, &path).unwrap();
-        let reason = file.direct().unwrap_err();
+        let reason = file.direct_fd().unwrap_err();
         assert!(
             reason.contains("replaced") || reason.contains("O_DIRECT"),
             "{reason}"
@@ -305,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_dropped_is_not_cached() {
+    fn a_dropped_range_is_not_cached() {
         let dir = directory();
         let path = dir.path().join("a");
         std::fs::write(&path, [1; 8192]).unwrap();

@@ -1,10 +1,8 @@
-//! Reads the length-prefixed headers of many files at once: 8 bytes, little-endian, of length, then that
-//! many bytes.
+//! Reads the length-prefixed headers of many files: 8 bytes of length, little-endian, and then as many bytes.
 //!
-//! Several workers claim files in order. Each has its own small tokio-uring runtime with a bounded number
-//! of reads in flight, and parses a header as soon as it is there: the kernel reads the next ones
-//! meanwhile, every core parses, and no more than a window of headers is ever in memory. Where io_uring is
-//! denied, threads and pread do the same.
+//! Several workers claim files in order. Each has a small tokio-uring runtime with a bounded number of reads in flight and parses a
+//! header as soon as it is read: the kernel reads the next ones meanwhile, all processors parse, and only a window of headers is in
+//! memory. Where io_uring is denied, threads with pread do the same.
 
 use std::io;
 use std::path::PathBuf;
@@ -22,23 +20,23 @@ use crate::probe::try_ring;
 /// Bytes of the length in front of a header.
 pub const PREFIX: u64 = 8;
 
-/// Bytes that are asked for before the length is known: enough for the whole header of an ordinary file,
-/// so that it costs one read and not two, one after the other.
+/// Bytes of the read that comes before the length is known: enough for the whole header of a usual file, which then costs one
+/// read instead of two.
 const FIRST_READ: u64 = 256 << 10;
 
 /// Reads in flight of one worker.
 const IN_FLIGHT: usize = 8;
 
-/// Threads of the pread path: it has one read in flight per thread, so more than there are cores.
+/// Least number of threads of the pread path, which has one read in flight per thread.
 const PREAD_THREADS: usize = 8;
 
-/// What can be wrong before a header is even looked at.
+/// Why a header cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
     /// The file could not be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The file has no room for the length.
+    /// The file is shorter than the length field.
     #[error("{}: {size} bytes are too few for a header", path.display())]
     TooShort {
         /// The file.
@@ -68,14 +66,12 @@ pub enum HeaderError {
     },
 }
 
-/// Reads the header of every file and hands it to `parse`, which is called on several threads with the
-/// file's position in `files` and the header (without its length field). A header longer than `cap`
-/// bytes is refused unread. Where io_uring is denied, headers are read by pread, whatever `engine` says.
-///
-/// Returns what `parse` returned, in the order of `files`.
+/// Reads the header of every file and calls `parse`, on several threads, with the file's index in `files` and the header without
+/// its length field. A header longer than `cap` bytes is refused unread. Where io_uring is denied, pread reads the headers,
+/// whatever `engine` says. Returns the results of `parse` in the order of `files`.
 ///
 /// # Errors
-/// The error of the first file, in the order of `files`, that has one, whatever the order of arrival.
+/// The error of the first file in the order of `files` that has one.
 pub fn read_headers<T, E, P>(
     files: &[Arc<File>],
     cap: u64,
@@ -103,7 +99,7 @@ where
     };
 
     let mut done = thread::scope(|scope| {
-        // A thread that cannot be started is no error: the others take its share.
+        // The other threads take the work of one that the system refuses.
         let workers: Vec<_> = (0..workers.min(files.len()))
             .map_while(|_| {
                 thread::Builder::new()
@@ -117,7 +113,7 @@ where
             .flat_map(|w| w.join().unwrap_or_else(|p| std::panic::resume_unwind(p)))
             .collect::<Vec<_>>()
     });
-    // Finds nothing left to do unless no thread could be started at all.
+    // Reads all headers if no thread could be started.
     fan_out.work_with_pread(&mut done);
 
     done.sort_unstable_by_key(|&(index, _)| index);
@@ -130,10 +126,10 @@ fn ring_works() -> bool {
         .is_ok()
 }
 
-/// Outcomes with the positions of their files.
+/// Results with the indices of their files.
 type Done<T, E> = Vec<(usize, Result<T, E>)>;
 
-/// What the workers share.
+/// The state that the workers share.
 struct FanOut<'a, P> {
     files: &'a [Arc<File>],
     cap: u64,
@@ -143,8 +139,8 @@ struct FanOut<'a, P> {
 }
 
 impl<P> FanOut<'_, P> {
-    /// The next file, unless an earlier one failed. Files are claimed in order and every claimed one is
-    /// finished, so the first failing file is always among the finished ones.
+    /// The next file, unless an earlier one failed. Files are claimed in order and every claimed one is finished, so the first
+    /// failing file is among the finished ones.
     fn claim(&self) -> Option<usize> {
         if self.failed.load(Ordering::Relaxed) {
             return None;
@@ -153,7 +149,7 @@ impl<P> FanOut<'_, P> {
         (index < self.files.len()).then_some(index)
     }
 
-    /// Where the header of a file ends, given the file's first bytes.
+    /// The end of the header in the file, from the file's first bytes.
     fn header_end(&self, file: &File, start: &[u8]) -> Result<usize, HeaderError> {
         let path = || file.path().to_path_buf();
         let size = file.size();
@@ -220,8 +216,7 @@ impl<P> FanOut<'_, P> {
             };
             let (index, reader, start) =
                 read.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
-            // The rest of a long header is read here and not in the task above, so that a worker holds
-            // at most one of them.
+            // The rest of a long header is read here and not in the task above, so that a worker holds at most one of them.
             let header = async {
                 let start = start?;
                 let end = self.header_end(&reader.file, &start)?;
@@ -276,7 +271,7 @@ impl<P> FanOut<'_, P> {
     }
 }
 
-/// A file with a descriptor of its own in a tokio-uring runtime, which closes what it is given.
+/// A file with a second descriptor, which the tokio-uring runtime closes.
 struct RingReader {
     file: Arc<File>,
     ring: io::Result<tokio_uring::fs::File>,
@@ -305,8 +300,8 @@ impl RingReader {
                 break;
             }
         }
-        // Whatever the ring could not do (no descriptor left, an old kernel without this operation, an
-        // error, the end of the file) pread decides, so that both paths give the same errors.
+        // pread repeats what the ring could not read (no descriptor left, an old kernel, an error, the end of the file), so that
+        // both paths give the same errors.
         fill_by_pread(&self.file, &mut buf, want)?;
         Ok(buf)
     }
@@ -389,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_room_for_the_length() {
+    fn a_file_shorter_than_the_length_field() {
         let dir = tempfile::tempdir().unwrap();
         for size in [0, 7] {
             let path = dir.path().join("short");

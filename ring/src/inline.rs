@@ -1,8 +1,7 @@
-//! A driver on the caller's thread, which moves on when the caller waits.
+//! Drives a device on the caller's thread, whenever the caller waits.
 //!
-//! Right where the caller does nothing but read: there is no other thread to wake, and requests start with the wait for the next
-//! completion, one entry into the kernel for both. Somebody who computes between two calls leaves the drives idle meanwhile, and needs
-//! the ring thread.
+//! This suits a caller that only reads: there is no other thread to wake, and one system call submits requests and waits for the
+//! next completion. The drives idle while such a caller computes; a caller that computes needs the ring thread.
 
 use std::collections::VecDeque;
 
@@ -10,28 +9,30 @@ use crate::command::{self, Command, Link};
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::EngineError;
-use crate::schedule::{Event, Scheduler};
+use crate::event::Event;
+use crate::kernel::DeviceError;
+use crate::schedule::Scheduler;
 
-/// A driver without a thread of its own. Dropping it drains what is in flight, as its device does.
-pub(crate) struct Inline<D> {
+/// A driver on the caller's thread. Dropping it drains what is in flight, as its device does.
+pub(crate) struct Inline {
     name: &'static str,
-    driver: Driver<D>,
+    driver: Driver,
     events: VecDeque<Event>,
     new: Vec<Event>,
-    /// Requests start when they are sent: the device is simulated, and time may pass before the next call.
+    /// Requests start when they are sent: the device is simulated, and the clock may advance before the next call.
     eager: bool,
-    /// The device failed while nobody could be told.
-    failed: Option<String>,
+    /// Why the device cannot go on.
+    failed: Option<DeviceError>,
 }
 
-impl<D: Device> Inline<D> {
+impl Inline {
     pub(crate) fn new(
         name: &'static str,
-        device: D,
+        device: Box<dyn Device>,
         scheduler: Scheduler,
         batch_bytes: u64,
         eager: bool,
-    ) -> Inline<D> {
+    ) -> Inline {
         Inline {
             name,
             driver: Driver::new(device, scheduler, batch_bytes),
@@ -42,35 +43,36 @@ impl<D: Device> Inline<D> {
         }
     }
 
-    /// Does everything that happened up to now.
+    /// Takes all completions up to the clock's time.
     fn catch_up(&mut self) -> Result<(), EngineError> {
         loop {
             let in_flight = self.driver.scheduler.in_flight();
             self.step(false)?;
             let quiet = self.driver.scheduler.in_flight() == in_flight;
-            if quiet && !self.driver.behind() {
+            if quiet && !self.driver.lags_clock() {
                 return Ok(());
             }
         }
     }
 
     fn step(&mut self, wait: bool) -> Result<(), EngineError> {
-        if let Some(why) = &self.failed {
-            return Err(EngineError::Stopped(why.clone()));
+        if let Some(error) = self.failed {
+            return Err(error.into());
         }
         let result = self.driver.step(wait, &mut self.new);
         self.events.extend(self.new.drain(..));
-        result.map_err(|e| EngineError::Stopped(self.failed.insert(e.to_string()).clone()))
+        self.failed = result.err();
+        Ok(result?)
     }
 }
 
-impl<D: Device> Link for Inline<D> {
+impl Link for Inline {
     fn device(&self) -> &'static str {
         self.name
     }
 
     fn send(&mut self, commands: &mut Vec<Command>) {
-        // What was asked for earlier happened before now. A failure shows when events are asked for.
+        // Earlier requests come first. A failure shows at the next receive.
         if self.eager {
             let _ = self.catch_up();
         }
@@ -87,9 +89,7 @@ impl<D: Device> Link for Inline<D> {
         }
         while wait && self.events.is_empty() {
             if self.driver.scheduler.is_idle() {
-                return Err(EngineError::Stopped(
-                    "nothing is being read, and somebody waits".into(),
-                ));
+                return Err(EngineError::NothingPending);
             }
             self.step(true)?;
         }

@@ -1,67 +1,188 @@
-//! Batched reads of file ranges into registered huge-page slabs.
+//! Reads ranges of files into registered slabs of memory, through io_uring and around the page cache.
 //!
-//! `colibri-ring` knows files, byte ranges, slabs and drives. It never hears of a layer or an expert:
-//! its caller asks for a set of [`extent::Range`]s to be read into a slab, with a priority, and is told
-//! when each part of that slab is complete.
+//! A program that streams data much larger than memory (weights of a model, columns of a database) knows which bytes it needs next
+//! and wants them at the speed of its drives. `colibri-ring` reads them in batches with O_DIRECT, keeps each drive's queue full,
+//! reads urgent ranges before prefetched ones, and uses several copies of a file at the sum of their drives' bandwidths. It runs on
+//! Linux; where io_uring is denied, threads with pread do the same.
+//!
+//! # How to stream a file
+//!
+//! Eight types are enough:
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`File`] | an open file, with and without O_DIRECT |
+//! | [`Replica`] | a copy of a file on a drive |
+//! | [`Files`] | the files of an engine: for each, its copies |
+//! | [`Range`] | requested bytes of a file |
+//! | [`Layout`] | the places of some ranges in a slab |
+//! | [`Options`] | device, windows and chunk sizes |
+//! | [`Engine`] | the slabs and the ring thread that fills them |
+//! | [`Event`] | what happened to a slab |
+//!
+//! A slab is [`Free`](SlabState::Free) until [`Engine::read`] requests a [`Layout`] for it, then it is being filled, and full after
+//! the event [`Event::Full`]. [`Engine::payload`] borrows the bytes of a range. [`Engine::release`] frees the slab for the next
+//! read. This streams a file through four slabs, so that the drive reads three blocks while the program works on one:
 //!
 //! ```
 //! use std::sync::Arc;
 //!
-//! use colibri_ring::arena::{Class, SlabId};
-//! use colibri_ring::engine::{Engine, Options};
-//! use colibri_ring::extent::{Layout, Range};
-//! use colibri_ring::file::File;
-//! use colibri_ring::replica::{DirectMode, Files, Replica};
-//! use colibri_ring::schedule::{Event, Priority};
+//! use colibri_ring::{Class, DirectMode, Engine, Event, File, Files, Options, Priority, Range};
+//! use colibri_ring::{Replica, SlabId};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // One file. A second replica of it would be a copy on another drive.
-//! let file = Arc::new(File::open("Cargo.toml")?);
+//! # let temp = tempfile::NamedTempFile::new()?;
+//! # let path = temp.path();
+//! # std::fs::write(path, vec![1; 1_000_000])?;
+//! const BLOCK: u64 = 64 << 10;
+//!
+//! let file = Arc::new(File::open(path)?);
+//! let size = file.size();
 //! let files = Files::new(vec![vec![Replica::new(file, 0)]], DirectMode::Auto)?;
-//! // Four slabs of 1 MiB, and a thread that owns the ring.
-//! let class = Class { bytes: 1 << 20, count: 4 };
+//! // A range may begin anywhere; its aligned read is up to two pages longer.
+//! let class = Class { bytes: (BLOCK + 8192) as usize, count: 4 };
 //! let mut engine = Engine::new(&files, &[class], Options::default())?;
 //!
-//! // Two ranges at any offset, of which the first is useful before the second is there.
-//! let range = |offset, len, part| Range { file: 0, offset, len, part };
-//! let layout = Layout::new(&[range(1, 7, 0), range(100, 50, 1)], files.align())?;
-//! engine.read(SlabId(0), Priority::Demand, layout);
-//! engine.flush();
-//! loop {
+//! let mut blocks = (0..size).step_by(BLOCK as usize).map(|offset| Range {
+//!     file: 0,
+//!     offset,
+//!     len: BLOCK.min(size - offset),
+//!     part: 0,
+//! });
+//! let mut reading = 0;
+//! for (slab, block) in (0..4).zip(&mut blocks) {
+//!     engine.read(SlabId(slab), Priority::Demand, files.layout(&[block])?);
+//!     reading += 1;
+//! }
+//! let mut sum = 0;
+//! while reading > 0 {
+//!     // Blocks arrive in any order.
 //!     match engine.wait()? {
-//!         Event::Part(slab, 0) => assert_eq!(engine.payload(slab, 0), b"package"),
-//!         Event::Part(..) => {}
-//!         Event::Full(slab) => break engine.release(slab),
+//!         Event::Full(slab) => {
+//!             sum += engine.payload(slab, 0).iter().map(|byte| u64::from(*byte)).sum::<u64>();
+//!             engine.release(slab);
+//!             match blocks.next() {
+//!                 Some(block) => {
+//!                     engine.read(slab, Priority::Demand, files.layout(&[block])?);
+//!                 }
+//!                 None => reading -= 1,
+//!             }
+//!         }
 //!         Event::Failed(_, error) => return Err(error.into()),
-//!         Event::Dropped(_) => unreachable!("nobody has abandoned it"),
+//!         Event::Part(..) | Event::Dropped(_) => {}
+//!     }
+//! }
+//! assert_eq!(sum, 1_000_000);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Parts, priorities and copies
+//!
+//! The ranges of a slab belong to one or two parts, of which the first can be used while the second is read. A
+//! [`Prefetch`](Priority::Prefetch) waits until no demand does, uses a share of a drive's window, and can be
+//! [promoted](Engine::promote) or [abandoned](Engine::abandon). A file may have copies on several drives: each drive reads in
+//! proportion to its speed, and a read that fails on one copy goes to another. Each copy may use another device and its own
+//! [`DirectMode`], such as io_uring for a local drive and threads for a network mount:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use colibri_ring::{Class, DirectMode, Engine, EngineKind, Event, File, Files, Options, Priority};
+//! use colibri_ring::{Range, Replica, SlabId};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let (local, mount) = (dir.path().join("local"), dir.path().join("mount"));
+//! # std::fs::write(&local, vec![7; 300_000])?;
+//! # std::fs::write(&mount, vec![7; 300_000])?;
+//! let local = Replica::new(Arc::new(File::open(local)?), 0);
+//! let mount = Replica {
+//!     device: Some(EngineKind::Pread),
+//!     direct: Some(DirectMode::Off),
+//!     // The same number for both would mean that they share a drive.
+//!     drive: 1_000_000,
+//!     ..Replica::new(Arc::new(File::open(mount)?), 1)
+//! };
+//! let files = Files::new(vec![vec![local, mount]], DirectMode::Auto)?;
+//! let class = Class { bytes: 512 << 10, count: 2 };
+//! let mut engine = Engine::new(&files, &[class], Options::default())?;
+//!
+//! let range = |offset, len, part| Range { file: 0, offset, len, part };
+//! let now = files.layout(&[range(0, 100, 0), range(150_000, 100_000, 1)])?;
+//! let soon = files.layout(&[range(250_000, 50_000, 0)])?;
+//! engine.read(SlabId(0), Priority::Demand, now);
+//! engine.read(SlabId(1), Priority::Prefetch, soon);
+//! // The first hundred bytes can be used before the others have come.
+//! while !engine.ready(SlabId(0), 0) {
+//!     engine.wait()?;
+//! }
+//! assert_eq!(engine.payload(SlabId(0), 0), [7; 100]);
+//! // The prefetch becomes a demand.
+//! engine.promote(SlabId(1));
+//! while !engine.ready(SlabId(1), 0) {
+//!     if let Event::Failed(_, error) = engine.wait()? {
+//!         return Err(error.into());
 //!     }
 //! }
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Errors
+//!
+//! A [`Range`] that ends after its file is refused by [`Files::layout`]. A read that fails on every copy is an [`Event::Failed`] of
+//! its slab, and the engine goes on. A call that the kernel refuses for good is an [`EngineError`]; a [`KernelError`] names cause
+//! and remedy.
+//!
+//! # Soundness
+//!
+//! The kernel writes into a slab while other code runs, so that safe code must not see these bytes. Only a checked [`Layout`] can be
+//! read, only complete parts can be borrowed, and an engine that is dropped waits for its reads. Miri checks the arena, the scheduler
+//! and the engine with both threads on a device in memory (`cargo +nightly miri test -p colibri-ring --lib`); loom is not used,
+//! because the two threads share nothing but mutexes and condition variables. Miri cannot run the system calls themselves.
 
-pub mod arena;
+mod arena;
 pub mod bulk;
 mod command;
-pub mod device;
-pub mod drive;
-pub mod driver;
-pub mod engine;
+mod device;
+mod devices;
+mod drive;
+mod driver;
+mod engine;
 mod error;
+mod event;
 pub mod extent;
-pub mod file;
+mod file;
 pub mod headers;
 mod inline;
+mod kernel;
 pub mod limits;
 mod options;
-mod pin;
 mod pread;
 pub mod probe;
 pub mod record;
-pub mod replica;
+mod region;
+mod replica;
 pub mod schedule;
+mod shares;
 pub mod sim;
+mod stats;
 mod thread;
 pub mod tokio_read;
 mod uring;
 mod window;
+
+pub use arena::{Class, SlabId};
+pub use device::EngineKind;
+pub use drive::Window;
+pub use engine::{Engine, SlabState};
+pub use error::EngineError;
+pub use event::{Event, Priority, ReadError};
+pub use extent::{Layout, Range, RangeError};
+pub use file::{Advice, DirectAlign, File, FileError};
+pub use kernel::{DeviceError, KernelCall, KernelError};
+pub use options::Options;
+pub use region::ArenaError;
+pub use replica::{DirectMode, DirectRefused, Files, Replica, Replicas};
+pub use stats::{SourceStats, Stats};

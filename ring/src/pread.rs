@@ -1,4 +1,4 @@
-//! The device on pread: a few threads that each do one read at a time. For kernels without io_uring.
+//! Reads with pread on a few threads, one read at a time each: for kernels and file systems without io_uring.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -11,16 +11,20 @@ use std::time::{Duration, Instant};
 use crate::arena::Arena;
 use crate::device::{Completion, Device, Op, Waker};
 use crate::file::{Advice, MAX_READ};
+use crate::kernel::{DeviceError, KernelCall, KernelError};
 use crate::replica::Replicas;
 
-/// What the threads and the waker tell the device's owner.
+/// What the threads and the waker send to the device's owner.
 enum Message {
     Ended(Completion),
     Wake,
 }
 
-/// Threads that read.
-pub struct Pread {
+/// Carries one op out.
+type ReadOp = fn(&Arena, &[Replicas], &Op) -> io::Result<u64>;
+
+/// A pool of reading threads.
+pub(crate) struct Pread {
     work: Option<Sender<Op>>,
     done: Receiver<Message>,
     sender: Sender<Message>,
@@ -29,59 +33,97 @@ pub struct Pread {
 }
 
 impl Pread {
-    /// Starts `threads` reading threads.
-    ///
-    /// # Errors
-    /// When a thread cannot be started.
-    pub fn new(arena: Arc<Arena>, files: Arc<[Replicas]>, threads: usize) -> io::Result<Pread> {
+    /// Starts `threads` reading threads. Each calls `notify`, if there is one, after every read.
+    pub(crate) fn new(
+        arena: &Arc<Arena>,
+        files: &Arc<[Replicas]>,
+        threads: usize,
+        notify: Option<&Waker>,
+    ) -> Result<Pread, KernelError> {
+        Pread::with(read, arena, files, threads, notify)
+    }
+
+    /// [`Pread::new`] with another function than pread, which keeps the contract of a [`Device`].
+    pub(crate) fn with(
+        read: ReadOp,
+        arena: &Arc<Arena>,
+        files: &Arc<[Replicas]>,
+        threads: usize,
+        notify: Option<&Waker>,
+    ) -> Result<Pread, KernelError> {
         let (work, take) = channel::<Op>();
         let take = Arc::new(Mutex::new(take));
         let (sender, done) = channel();
-        let threads = (0..threads)
-            .map(|i| {
-                let (arena, files) = (arena.clone(), files.clone());
-                let (take, sender) = (take.clone(), sender.clone());
-                std::thread::Builder::new()
-                    .name(format!("pread-{i}"))
-                    .spawn(move || {
-                        loop {
-                            let op = take.lock().expect("no reader panics").recv();
-                            let Ok(op) = op else { return };
-                            // A reader that panics must not leave its read unfinished for ever.
-                            let result =
-                                catch_unwind(AssertUnwindSafe(|| read(&arena, &files, &op)))
-                                    .unwrap_or_else(|_| {
-                                        Err(io::Error::other("the reading thread panicked"))
-                                    });
-                            if sender
-                                .send(Message::Ended(Completion { id: op.id, result }))
-                                .is_err()
-                            {
-                                return;
-                            }
-                        }
-                    })
-            })
-            .collect::<io::Result<_>>()?;
-        Ok(Pread {
+        let mut pool = Pread {
             work: Some(work),
             done,
             sender,
-            threads,
+            threads: Vec::new(),
             start: Instant::now(),
-        })
+        };
+        for i in 0..threads {
+            let reader = Reader {
+                read,
+                arena: arena.clone(),
+                files: files.clone(),
+                take: take.clone(),
+                sender: pool.sender.clone(),
+                notify: notify.cloned(),
+            };
+            let thread = std::thread::Builder::new()
+                .name(format!("pread-{i}"))
+                .spawn(move || reader.run())
+                .map_err(|e| KernelError::new(KernelCall::Spawn, &e))?;
+            pool.threads.push(thread);
+        }
+        Ok(pool)
+    }
+}
+
+/// What a reading thread owns.
+struct Reader {
+    read: ReadOp,
+    arena: Arc<Arena>,
+    files: Arc<[Replicas]>,
+    take: Arc<Mutex<Receiver<Op>>>,
+    sender: Sender<Message>,
+    notify: Option<Waker>,
+}
+
+impl Reader {
+    fn run(self) {
+        loop {
+            let op = self.take.lock().expect("no reader panics").recv();
+            let Ok(op) = op else { return };
+            // A read that panics ends with an error: the owner waits for its end.
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                (self.read)(&self.arena, &self.files, &op)
+            }))
+            .unwrap_or_else(|_| Err(io::Error::other("the reading thread panicked")));
+            let ended = Message::Ended(Completion { id: op.id, result });
+            if self.sender.send(ended).is_err() {
+                return;
+            }
+            if let Some(notify) = &self.notify {
+                notify();
+            }
+        }
     }
 }
 
 fn read(arena: &Arena, files: &[Replicas], op: &Op) -> io::Result<u64> {
     let file = &files[op.file as usize][op.copy as usize].file;
-    let direct = if op.direct { file.direct().ok() } else { None };
+    let direct = if op.direct {
+        file.direct_fd().ok()
+    } else {
+        None
+    };
     let fd: BorrowedFd<'_> = direct.map_or(file.buffered_fd(), |(fd, _)| fd);
     let len = op.len.min(MAX_READ as u64);
-    // SAFETY: `address` has checked that the bytes lie inside the slab; the scheduler hands them to one read at a time, and
-    // nobody borrows them before that read has ended.
-    let buf =
-        unsafe { std::slice::from_raw_parts_mut(arena.address(op.slab, op.at, len), len as usize) };
+    let address = arena.address(op.slab, op.slab_offset, len);
+    // SAFETY: `address` has checked that the bytes lie inside the slab. By the contract of `submit` nothing else uses them
+    // before the completion, which is sent after this borrow.
+    let buf = unsafe { std::slice::from_raw_parts_mut(address, len as usize) };
     let read = rustix::io::pread(fd, buf, op.offset)?;
     if direct.is_none() {
         file.advise(op.offset, op.len, Advice::DontNeed);
@@ -89,20 +131,18 @@ fn read(arena: &Arena, files: &[Replicas], op: &Op) -> io::Result<u64> {
     Ok(read as u64)
 }
 
-impl Device for Pread {
-    fn submit(&mut self, op: Op) {
+// SAFETY: `read` writes only the bytes of its op, before the completion is sent; drop joins all threads.
+unsafe impl Device for Pread {
+    unsafe fn submit(&mut self, op: Op) -> Result<(), DeviceError> {
         let work = self.work.as_ref().expect("only drop takes it");
-        work.send(op)
-            .expect("the threads live as long as the device");
+        work.send(op).map_err(|_| DeviceError::Panicked)
     }
 
-    fn wait(&mut self, min: usize, ended: &mut Vec<Completion>) -> io::Result<()> {
+    fn wait(&mut self, min: usize, ended: &mut Vec<Completion>) -> Result<(), DeviceError> {
         let target = ended.len() + min;
         loop {
             let message = if ended.len() < target {
-                self.done
-                    .recv()
-                    .map_err(|_| io::Error::other("the reading threads have ended"))?
+                self.done.recv().map_err(|_| DeviceError::Panicked)?
             } else if let Ok(message) = self.done.try_recv() {
                 message
             } else {
@@ -126,14 +166,14 @@ impl Device for Pread {
         })
     }
 
-    fn enters(&self) -> u64 {
+    fn syscalls(&self) -> u64 {
         0
     }
 }
 
 impl Drop for Pread {
     fn drop(&mut self) {
-        // The threads finish what was submitted, then see that nothing more comes.
+        // The threads finish the reads that they have, then see that no more come.
         self.work = None;
         for thread in self.threads.drain(..) {
             let _ = thread.join();

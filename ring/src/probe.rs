@@ -1,18 +1,16 @@
-//! What this kernel allows, and why not: io_uring and its features, huge pages, O_DIRECT.
+//! Tries what this kernel allows: io_uring and its features, huge pages, O_DIRECT.
 //!
-//! Everything here is tried, not inferred from a version number: containers, sysctls and seccomp
-//! filters change what a kernel would otherwise do.
+//! Containers, sysctls and seccomp filters restrict a kernel, so that its version number says little.
 
 use std::io;
 
 use io_uring::{IoUring, opcode, register};
 
-/// A directory's O_DIRECT.
+use crate::kernel::{KernelCall, KernelError};
+use crate::limits;
+
 pub mod direct;
-/// Transparent huge pages.
 pub mod huge;
-/// Resource limits.
-pub mod limit;
 
 /// Release of the running kernel, as `uname -r` prints it.
 pub fn kernel() -> String {
@@ -22,7 +20,7 @@ pub fn kernel() -> String {
         .into_owned()
 }
 
-/// What a ring can do here. Each field was tried on a ring of its own.
+/// Features of rings, each tried on a separate ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UringFeatures {
     /// IORING_SETUP_SINGLE_ISSUER (Linux 6.0): one thread submits.
@@ -65,25 +63,25 @@ impl UringFeatures {
 pub struct NoUring {
     /// The likely cause in words.
     pub reason: String,
-    /// What can be done about it.
+    /// The remedy.
     pub advice: &'static str,
-    /// The kernel's answer to io_uring_setup.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
-/// Sets a small ring up and enters it: a seccomp filter may deny either.
+/// Makes a small ring and enters it: a seccomp filter may deny either.
 ///
 /// # Errors
-/// The kernel's answer.
+/// The kernel's error.
 pub fn try_ring() -> io::Result<()> {
     IoUring::new(ENTRIES)?.submit()?;
     Ok(())
 }
 
-/// Sets rings up and asks them what they can do.
+/// Makes rings and tries their features.
 ///
 /// # Errors
-/// [`NoUring`] when not even the plainest ring can be made; it names the likely cause.
+/// [`NoUring`] when no ring can be made; it names the likely cause.
 pub fn uring() -> Result<UringFeatures, NoUring> {
     let entered = IoUring::new(ENTRIES).and_then(|ring| ring.submit().map(|_| ring));
     let ring = entered.map_err(|source| {
@@ -91,7 +89,7 @@ pub fn uring() -> Result<UringFeatures, NoUring> {
             source,
             sysctl_disabled(),
             seccomp_active(),
-            limit::may_lock_any_memory(),
+            limits::may_lock_any_memory(),
         )
     })?;
     let mut opcodes = register::Probe::new();
@@ -109,7 +107,7 @@ pub fn uring() -> Result<UringFeatures, NoUring> {
     })
 }
 
-/// Size of the rings that are tried: small, since kernels before 5.12 charge it to RLIMIT_MEMLOCK.
+/// Size of the test rings: small, because kernels before 5.12 charge it to RLIMIT_MEMLOCK.
 const ENTRIES: u32 = 2;
 
 fn can_set_up(flags: impl FnOnce(&mut io_uring::Builder) -> &mut io_uring::Builder) -> bool {
@@ -117,8 +115,8 @@ fn can_set_up(flags: impl FnOnce(&mut io_uring::Builder) -> &mut io_uring::Build
     flags(&mut builder).build(ENTRIES).is_ok()
 }
 
-/// `kernel.io_uring_disabled`: 0 allowed, 1 privileged processes and one group only, 2 nobody. `None`
-/// where the kernel has no such setting (before 6.6).
+/// `kernel.io_uring_disabled`: 0 allows io_uring, 1 only to privileged processes and one group, 2 to no process. `None` on kernels
+/// without the sysctl (before 6.6).
 fn sysctl_disabled() -> Option<u32> {
     let text = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok()?;
     text.trim().parse().ok()
@@ -133,10 +131,11 @@ fn seccomp_active() -> bool {
     })
 }
 
-/// The likely cause of a refused io_uring_setup, from its errno and the settings that lead to it.
+/// The likely cause of a refused ring, from the kernel's error and the settings that lead to it.
 fn explain(source: io::Error, sysctl: Option<u32>, seccomp: bool, may_lock: bool) -> NoUring {
     const SECCOMP: &str =
         "run the container with a seccomp profile that allows io_uring_setup, _enter and _register";
+    let general = KernelError::new(KernelCall::Setup, &source);
     let (reason, advice) = match (source.raw_os_error(), sysctl) {
         (Some(libc::EPERM), Some(2)) => (
             "io_uring is disabled by sysctl: kernel.io_uring_disabled = 2",
@@ -161,19 +160,8 @@ fn explain(source: io::Error, sysctl: Option<u32>, seccomp: bool, may_lock: bool
             "this kernel has no io_uring",
             "use Linux 5.6 or later, built with CONFIG_IO_URING",
         ),
-        (Some(libc::ENOMEM), _) if !may_lock => (
-            "no memory for a ring: the memlock limit is probably used up",
-            "raise it: ulimit -l unlimited, or LimitMEMLOCK=infinity in a systemd unit",
-        ),
-        (Some(libc::ENOMEM), _) => ("no memory for a ring", "free memory"),
-        (Some(libc::EMFILE | libc::ENFILE), _) => (
-            "no file descriptor left for a ring",
-            "raise the limit: ulimit -n 65536",
-        ),
-        _ => (
-            "io_uring cannot be set up",
-            "look the error up in io_uring_setup(2)",
-        ),
+        (Some(libc::ENOMEM), _) if may_lock => ("no memory for a ring", "free memory"),
+        _ => (general.cause(), general.remedy()),
     };
     NoUring {
         reason: reason.to_owned(),

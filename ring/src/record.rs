@@ -1,12 +1,12 @@
-//! A record of reads, for whoever wants to see when each drive did what.
+//! Records which drive read which chunk when.
 //!
-//! Bounded and made beforehand, so that recording is a store into memory. It knows reads by their number, as
-//! [`Engine::read`](crate::engine::Engine::read) gave it out; what was in them, only the caller knows.
+//! The record is bounded and allocated at the start, so that recording is a store into memory. It numbers reads as
+//! [`Engine::read`](crate::Engine::read) returned it; the caller knows what was in them.
 
 use std::time::{Duration, Instant};
 
+use crate::event::Priority;
 use crate::extent::PARTS;
-use crate::schedule::Priority;
 
 /// One chunk at a drive, from its submission to its end.
 #[derive(Clone, Copy, Debug)]
@@ -17,13 +17,13 @@ pub struct ChunkRead {
     pub begin: Duration,
     /// Since [`Record::epoch`], when its end was noticed.
     pub end: Duration,
-    /// Bytes that came, alignment included: 0 when it failed.
+    /// Bytes read, alignment included: 0 when it failed.
     pub bytes: u64,
-    /// The [`Replica::source`](crate::replica::Replica::source) that it was read from.
+    /// The [`Replica::source`](crate::Replica::source) that it was read from.
     pub source: u32,
-    /// Why it was wanted when it was submitted.
+    /// Its priority when it was submitted.
     pub priority: Priority,
-    /// For each part of the slab, whether it carries bytes of it.
+    /// For each part of the slab, whether the chunk has bytes of it.
     pub parts: [bool; PARTS],
 }
 
@@ -32,26 +32,26 @@ pub struct ChunkRead {
 pub struct Record {
     /// The device's time 0.
     pub epoch: Instant,
-    /// What was recorded.
+    /// The recorded chunks.
     pub chunks: Vec<ChunkRead>,
-    /// Chunks for which there was no room any more.
+    /// Chunks beyond the record's capacity, which were not recorded.
     pub lost: u64,
-    room: usize,
+    capacity: usize,
 }
 
 impl Record {
-    /// A record with room for that many chunks. Its memory is touched only as it fills.
-    pub(crate) fn new(room: usize) -> Record {
+    /// A record of at most `capacity` chunks. Its memory is touched only as it fills.
+    pub(crate) fn new(capacity: usize) -> Record {
         Record {
             epoch: Instant::now(),
-            chunks: Vec::with_capacity(room),
+            chunks: Vec::with_capacity(capacity),
             lost: 0,
-            room,
+            capacity,
         }
     }
 
     pub(crate) fn push(&mut self, chunk: ChunkRead) {
-        if self.chunks.len() < self.room {
+        if self.chunks.len() < self.capacity {
             self.chunks.push(chunk);
         } else {
             self.lost += 1;

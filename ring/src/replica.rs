@@ -1,13 +1,13 @@
-//! Copies of files, and the drives that hold them: window, measured speed, health.
+//! Describes files, their copies on several drives, and how each copy is read.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use hdrhistogram::Histogram;
-
-use crate::arena::SLAB_ALIGN;
+use crate::device::EngineKind;
+use crate::extent::{Layout, Range, RangeError};
 use crate::file::File;
+use crate::region::SLAB_ALIGN;
 
 /// Whether reads bypass the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -17,7 +17,7 @@ pub enum DirectMode {
     Auto,
     /// O_DIRECT, or an error.
     On,
-    /// Through the page cache, which is told to forget what was read.
+    /// Through the page cache, from which the bytes are dropped after the read.
     Off,
 }
 
@@ -26,10 +26,14 @@ pub enum DirectMode {
 pub struct Replica {
     /// The opened file.
     pub file: Arc<File>,
-    /// The directory that it came from, as an index that the caller chose: statistics are kept for each.
+    /// Index under which its reads are counted in [`Stats::sources`](crate::Stats::sources): usually its directory.
     pub source: usize,
     /// The drive that holds it: copies with the same number share its bandwidth.
     pub drive: u64,
+    /// Whether its reads bypass the page cache; `None`: as [`Files::new`] says.
+    pub direct: Option<DirectMode>,
+    /// The device that reads it; `None`: the one of [`Options::kind`](crate::Options::kind).
+    pub device: Option<EngineKind>,
 }
 
 impl Replica {
@@ -39,52 +43,84 @@ impl Replica {
             drive: file.drive(),
             file,
             source,
+            direct: None,
+            device: None,
         }
     }
 }
 
+/// The scheduler marks failed copies in 32 bits.
+const MAX_COPIES: usize = 32;
+
 /// A file and its copies, primary first. All have the same bytes.
 pub type Replicas = Vec<Replica>;
 
-/// Which files there are, and how each copy of them is read.
+/// How a copy is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Through the page cache.
+    Buffered,
+    /// With O_DIRECT; through the page cache where the file system refuses the read.
+    Direct,
+    /// With O_DIRECT; a refused read is an error.
+    DirectOnly,
+}
+
+impl Access {
+    pub(crate) fn is_direct(self) -> bool {
+        self != Access::Buffered
+    }
+}
+
+/// The files that an engine reads, and how it reads each copy of them.
 #[derive(Clone, Debug)]
 pub struct Files {
     pub(crate) replicas: Arc<[Replicas]>,
-    /// For each copy, whether its O_DIRECT descriptor is used.
-    pub(crate) direct: Vec<Vec<bool>>,
-    /// By source, in what ratio bytes are read; `None`: from whichever drive has them first.
+    /// For each file, how each copy is read.
+    pub(crate) access: Vec<Vec<Access>>,
+    /// By source, the ratio of the bytes that are read; `None`: by the speed of the drives.
     pub(crate) weights: Option<Vec<u32>>,
-    mode: DirectMode,
     align: u64,
 }
 
-/// O_DIRECT was insisted on, and a file system refuses it.
+/// [`DirectMode::On`] was requested, and the file system refuses O_DIRECT.
 #[derive(Debug, thiserror::Error)]
 #[error("{} cannot be read with O_DIRECT: {reason}", path.display())]
 pub struct DirectRefused {
     /// The file.
     pub path: PathBuf,
-    /// Why.
+    /// What the file system says.
     pub reason: String,
 }
 
 impl Files {
-    /// Decides for each copy whether it is read with O_DIRECT. Where that is refused, one warning a source says why.
+    /// Decides for each copy whether it is read with O_DIRECT. Logs one warning a source where O_DIRECT is refused.
     ///
     /// # Errors
-    /// [`DirectRefused`] with [`DirectMode::On`].
+    /// [`DirectRefused`] for a copy with [`DirectMode::On`].
+    ///
+    /// # Panics
+    /// When a file has more than 32 copies.
     pub fn new(replicas: Vec<Replicas>, mode: DirectMode) -> Result<Files, DirectRefused> {
-        let mut warned = Vec::new();
+        assert!(
+            replicas.iter().all(|copies| copies.len() <= MAX_COPIES),
+            "a file has more than {MAX_COPIES} copies"
+        );
+        let mut warned = BTreeSet::new();
         let mut align = SLAB_ALIGN as u64;
-        let mut direct_of = |replica: &Replica| -> Result<bool, DirectRefused> {
+        let mut access_of = |replica: &Replica| {
+            let mode = replica.direct.unwrap_or(mode);
             if mode == DirectMode::Off {
-                return Ok(false);
+                return Ok(Access::Buffered);
             }
             let path = replica.file.path();
-            let reason = match replica.file.direct() {
+            let reason = match replica.file.direct_fd() {
                 Ok((_, need)) if need.memory as usize <= SLAB_ALIGN => {
                     align = align.max(u64::from(need.offset).next_power_of_two());
-                    return Ok(true);
+                    return Ok(match mode {
+                        DirectMode::On => Access::DirectOnly,
+                        _ => Access::Direct,
+                    });
                 }
                 Ok((_, need)) => format!("it needs memory aligned to {} bytes", need.memory),
                 Err(reason) => reason.to_owned(),
@@ -95,36 +131,37 @@ impl Files {
                     reason,
                 });
             }
-            if !warned.contains(&replica.source) {
-                warned.push(replica.source);
+            if warned.insert(replica.source) {
                 tracing::warn!(
                     "{} is read through the page cache: {reason}",
                     path.display()
                 );
             }
-            Ok(false)
+            Ok(Access::Buffered)
         };
-        let direct = replicas
+        let access = replicas
             .iter()
-            .map(|copies| {
-                copies
-                    .iter()
-                    .map(&mut direct_of)
-                    .collect::<Result<Vec<_>, _>>()
-            })
-            .collect::<Result<Vec<_>, _>>()?;
+            .map(|copies| copies.iter().map(&mut access_of).collect())
+            .collect::<Result<_, _>>()?;
         Ok(Files {
             replicas: replicas.into(),
-            direct,
+            access,
             weights: None,
-            mode,
             align,
         })
     }
 
-    /// Pins the ratio of the bytes that are read from each [`Replica::source`]; a source that is not in the list, or has 0,
-    /// is read only where no other copy is left. Without it, each drive is used in proportion to its speed.
-    pub fn pin(&mut self, weights: Vec<u32>) {
+    /// Lays ranges out in a slab, for [`Engine::read`](crate::Engine::read).
+    ///
+    /// # Errors
+    /// [`RangeError`] for a range that ends after its file, or that names no file or no part.
+    pub fn layout(&self, ranges: &[Range]) -> Result<Layout, RangeError> {
+        layout(&self.replicas, ranges, self.align)
+    }
+
+    /// Sets the ratio of the bytes that are read from each [`Replica::source`]. A source that has no weight, or 0, is read only
+    /// where no other copy is left. Without weights, each drive gets reads in proportion to its speed.
+    pub fn set_weights(&mut self, weights: Vec<u32>) {
         self.weights = Some(weights);
     }
 
@@ -137,77 +174,27 @@ impl Files {
     pub fn drives(&self) -> usize {
         let distinct = |copies: &Replicas| {
             let ids = copies.iter().map(|r| r.drive);
-            ids.collect::<std::collections::BTreeSet<u64>>().len()
+            ids.collect::<BTreeSet<u64>>().len()
         };
         self.replicas.iter().map(distinct).max().unwrap_or(0)
     }
 
-    /// Whether a read that cannot be direct is an error.
-    pub(crate) fn direct_only(&self) -> bool {
-        self.mode == DirectMode::On
-    }
-
     /// Whether every copy is read with O_DIRECT.
     pub fn all_direct(&self) -> bool {
-        self.direct.iter().flatten().all(|d| *d)
+        self.access.iter().flatten().all(|a| a.is_direct())
     }
 }
 
-/// Reads and bytes of one source directory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SourceStats {
-    /// Bytes read, alignment included.
-    pub bytes: u64,
-    /// Finished reads.
-    pub reads: u64,
-    /// Failed reads.
-    pub errors: u64,
-}
-
-/// What the reads did so far.
-#[derive(Clone, Debug)]
-pub struct Stats {
-    /// By [`Replica::source`].
-    pub sources: Vec<SourceStats>,
-    /// Time from submission to completion of each read, in microseconds.
-    pub latency_us: Histogram<u64>,
-    /// How many times the kernel was entered to submit or to wait.
-    pub enters: u64,
-    /// Whether every copy is read with O_DIRECT (still: a file system may refuse the reads themselves).
-    pub direct: bool,
-    /// Bytes of each drive's window, as it is now.
-    pub windows: Vec<u64>,
-}
-
-impl Stats {
-    pub(crate) fn new(sources: usize) -> Stats {
-        Stats {
-            sources: vec![SourceStats::default(); sources],
-            latency_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("valid bounds"),
-            enters: 0,
-            direct: false,
-            windows: Vec::new(),
-        }
-    }
-
-    /// Bytes of all sources.
-    pub fn bytes(&self) -> u64 {
-        self.sources.iter().map(|source| source.bytes).sum()
-    }
-
-    pub(crate) fn record_latency(&mut self, latency: Duration) {
-        self.latency_us
-            .saturating_record(latency.as_micros() as u64);
-    }
-}
-
-/// How a copy is read, decided once.
-#[derive(Clone, Debug)]
-pub(crate) struct Route {
-    pub(crate) replica: Replica,
-    /// Index of its drive.
-    pub(crate) drive: usize,
-    pub(crate) direct: bool,
-    /// Set after a failure: other copies are preferred from then on.
-    pub(crate) failed: bool,
+/// Lays ranges of `files` out with spans at multiples of `align`.
+pub(crate) fn layout(
+    files: &[Replicas],
+    ranges: &[Range],
+    align: u64,
+) -> Result<Layout, RangeError> {
+    let file = |index: u32| -> Option<(&Path, u64)> {
+        // The primary: a copy that is shorter serves only what it has.
+        let primary = &files.get(index as usize)?.first()?.file;
+        Some((primary.path(), primary.size()))
+    };
+    Layout::new(ranges, align, file)
 }

@@ -1,8 +1,7 @@
-//! A device on a virtual clock: drives of given bandwidth and latency that may slow down or fail. It reads nothing.
+//! Simulates drives of given bandwidth and latency, which may slow down or fail, on a virtual clock. It reads nothing.
 //!
-//! Everything happens on the caller's thread and depends on nothing but the requests and the [`Clock`], so
-//! that a run can be repeated exactly. It answers two questions: whether scheduler and store are right whatever
-//! drives do, and how fast a machine would be that one does not have.
+//! A simulation runs on the caller's thread and depends only on the requests and the [`Clock`], so that it can be repeated
+//! exactly. It tests scheduler and store on drives that misbehave, and it estimates the speed of machines that you do not have.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,22 +10,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::device::{Completion, Device, Op, Waker};
+use crate::kernel::DeviceError;
 
-/// A simulated drive. It serves one read after the other at its bandwidth; the latency is added to each and overlaps.
+/// A simulated drive. It serves one read after the other at its bandwidth; latencies overlap.
 #[derive(Clone, Debug)]
 pub struct SimDrive {
-    /// Bytes per second; changes take effect for reads that begin later.
+    /// Bytes per second.
     pub bandwidth: u64,
     /// From the end of a read's transfer to its completion.
     pub latency: Duration,
-    /// From this time on, another bandwidth.
+    /// Times from which reads that begin later have another bandwidth; ascending.
     pub changes: Vec<(Duration, u64)>,
     /// From this time on, every read fails with EIO.
     pub fails_at: Option<Duration>,
-    /// Every so many reads, one comes short; 0 for never.
+    /// Each read whose number is a multiple of it comes short; 0: none.
     pub short_every: u64,
-    /// It ends nothing before it has done all that it was given: what virtual drives do that serve their queue in one go.
-    pub at_once: bool,
+    /// It completes its whole queue in one burst, as some virtual drives do.
+    pub bursts: bool,
 }
 
 impl SimDrive {
@@ -38,7 +38,7 @@ impl SimDrive {
             changes: Vec::new(),
             fails_at: None,
             short_every: 0,
-            at_once: false,
+            bursts: false,
         }
     }
 
@@ -50,7 +50,7 @@ impl SimDrive {
     }
 }
 
-/// The time of a simulation. Whoever computes advances it; waiting for a read does, too.
+/// The time of a simulation. The caller advances it for its own work; waiting for a read advances it, too.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Arc<AtomicU64>);
 
@@ -60,7 +60,7 @@ impl Clock {
         Duration::from_nanos(self.0.load(Ordering::Relaxed))
     }
 
-    /// Lets time pass.
+    /// Advances it by the time that the caller's work takes.
     pub fn advance(&self, by: Duration) {
         self.0
             .store(nanos(self.now().saturating_add(by)), Ordering::Relaxed);
@@ -71,12 +71,12 @@ impl Clock {
     }
 }
 
-/// At most what can be counted: some 584 years.
+/// Saturates after 584 years.
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A read under way.
+/// A read that a drive has.
 #[derive(Debug)]
 struct Flight {
     drive: usize,
@@ -84,19 +84,19 @@ struct Flight {
     completion: Completion,
 }
 
-/// The device.
+/// The simulated device.
 #[derive(Debug)]
 pub(crate) struct Sim {
     drives: Vec<SimDrive>,
-    /// When each drive has served what it was given.
+    /// When each drive has served its queue.
     free_at: Vec<Duration>,
     reads: Vec<u64>,
     /// For each file and copy, its drive.
     drive_of: Vec<Vec<usize>>,
-    /// By end.
+    /// Sorted by end.
     flights: VecDeque<Flight>,
     clock: Clock,
-    /// Where the device is in time: never ahead of the clock.
+    /// The device's own time, never ahead of the clock.
     now: Duration,
     waits: u64,
 }
@@ -116,8 +116,9 @@ impl Sim {
     }
 }
 
-impl Device for Sim {
-    fn submit(&mut self, op: Op) {
+// SAFETY: it writes nothing.
+unsafe impl Device for Sim {
+    unsafe fn submit(&mut self, op: Op) -> Result<(), DeviceError> {
         let d = self.drive_of[op.file as usize][op.copy as usize];
         let drive = &self.drives[d];
         let start = self.free_at[d].max(self.now);
@@ -132,7 +133,7 @@ impl Device for Sim {
             (false, true) => Ok(op.len / 2),
             (false, false) => Ok(op.len),
         };
-        if drive.at_once {
+        if drive.bursts {
             let others = self.flights.iter_mut().filter(|f| f.drive == d);
             others.for_each(|f| f.end = end);
             self.flights.make_contiguous().sort_by_key(|f| f.end);
@@ -144,14 +145,15 @@ impl Device for Sim {
         };
         let at = self.flights.partition_point(|f| f.end <= end);
         self.flights.insert(at, flight);
+        Ok(())
     }
 
-    fn wait(&mut self, min: usize, ended: &mut Vec<Completion>) -> io::Result<()> {
+    fn wait(&mut self, min: usize, ended: &mut Vec<Completion>) -> Result<(), DeviceError> {
         self.waits += 1;
         let mut left = min;
         while let Some(next) = self.flights.front() {
-            // Of what ends before the clock's time, one moment is taken at a time: the windows are refilled at that
-            // moment, as a ring thread would.
+            // Completions before the clock's time come one moment at a time, so that the windows are refilled at that moment, as
+            // a ring thread does.
             let due = next.end <= self.now || (ended.is_empty() && next.end <= self.clock.now());
             if !due && left == 0 {
                 break;
@@ -175,11 +177,11 @@ impl Device for Sim {
         Arc::new(|| {})
     }
 
-    fn enters(&self) -> u64 {
+    fn syscalls(&self) -> u64 {
         self.waits
     }
 
-    fn behind(&self) -> bool {
+    fn lags_clock(&self) -> bool {
         self.now < self.clock.now()
     }
 }

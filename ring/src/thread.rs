@@ -1,41 +1,39 @@
-//! The ring thread: it owns the scheduler and the device, takes commands and sends events.
+//! Runs the ring thread, which owns the scheduler and the device, takes commands and sends events.
 //!
-//! It sleeps in the device while reads are under way, and on a condition variable when there are none.
+//! It sleeps in the device while drives read, and on a condition variable while they are idle.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::arena::Arena;
 use crate::command::{self, Command, Link};
-use crate::device::{self, Device, Waker};
+use crate::device::{Device, Waker};
 use crate::driver::Driver;
 use crate::error::EngineError;
-use crate::options::Options;
-use crate::replica::Files;
-use crate::schedule::{Event, Scheduler};
+use crate::event::Event;
+use crate::kernel::{DeviceError, KernelCall, KernelError};
+use crate::schedule::Scheduler;
 
 /// Commands on their way to the ring thread.
 #[derive(Default)]
 struct Outbox {
     commands: Vec<Command>,
     stop: bool,
-    /// Nobody takes commands any more.
+    /// The ring thread has ended.
     stopped: bool,
-    /// The ring thread is inside the device and has to be woken through it.
+    /// The ring thread sleeps in the device, whose waker wakes it.
     in_device: bool,
-    /// It is, and will come out at the next completion, before which it could do nothing: every window is full. Then it need
-    /// not be woken, which would cost as much as the read.
-    comes_soon: bool,
+    /// It returns at the next completion and can start nothing before: every window is full. A wake would cost as much as the read.
+    returns_without_wake: bool,
 }
 
 /// Events on their way back.
 #[derive(Default)]
 struct Inbox {
     events: VecDeque<Event>,
-    /// The ring thread has ended, and why.
-    stopped: Option<String>,
+    /// Why the ring thread has ended.
+    stopped: Option<DeviceError>,
 }
 
 #[derive(Default)]
@@ -46,7 +44,7 @@ struct Shared {
     arrived: Condvar,
 }
 
-/// Nothing is left half-done under these locks, so one that a panic has poisoned is as good as any.
+/// Every change under these locks is complete at once, so a poisoned lock is as good as any.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -61,27 +59,26 @@ pub(crate) struct RingThread {
 }
 
 impl RingThread {
-    /// Starts it, and waits until it has made its device.
-    pub(crate) fn start(
-        files: &Files,
-        arena: Arc<Arena>,
+    /// Starts it, and waits until it has opened its device: a ring belongs to the thread that makes it.
+    pub(crate) fn start<F>(
+        open: F,
         scheduler: Scheduler,
-        options: Options,
-    ) -> Result<RingThread, EngineError> {
+        batch_bytes: u64,
+    ) -> Result<RingThread, EngineError>
+    where
+        F: FnOnce(&Scheduler) -> Result<(&'static str, Box<dyn Device>), EngineError>,
+        F: Send + 'static,
+    {
         let shared = Arc::new(Shared::default());
         let (report, ready) = channel();
-        let (files, for_thread) = (files.replicas.clone(), shared.clone());
-        // A ring belongs to the thread that makes it.
+        let for_thread = shared.clone();
         let run = move || {
-            // Ends the waits of the owner in every case, a panic included.
+            // Ends the waits of the engine's owner in every case, a panic included.
             let _stopped = Stopped(for_thread.clone());
-            match device::open(&files, arena, &scheduler, options) {
+            match open(&scheduler) {
                 Ok((name, device)) => {
                     let _ = report.send(Ok((name, device.waker())));
-                    serve(
-                        Driver::new(device, scheduler, options.batch_bytes),
-                        &for_thread,
-                    );
+                    serve(Driver::new(device, scheduler, batch_bytes), &for_thread);
                 }
                 Err(error) => {
                     let _ = report.send(Err(error));
@@ -91,15 +88,12 @@ impl RingThread {
         let handle = std::thread::Builder::new()
             .name("colibri-ring".into())
             .spawn(run)
-            .map_err(|source| EngineError::Device {
-                device: "a thread",
-                source,
+            .map_err(|e| EngineError::Device {
+                device: "a ring thread",
+                source: KernelError::new(KernelCall::Spawn, &e),
             })?;
-        let (device, waker) = ready.recv().unwrap_or_else(|_| {
-            Err(EngineError::Stopped(
-                "it panicked while it made the device".into(),
-            ))
-        })?;
+        let opened = ready.recv();
+        let (device, waker) = opened.unwrap_or(Err(DeviceError::Panicked.into()))?;
         Ok(RingThread {
             shared,
             waker,
@@ -109,9 +103,10 @@ impl RingThread {
     }
 
     fn wake(&self, outbox: MutexGuard<'_, Outbox>) {
-        let (in_device, comes_soon) = (outbox.in_device, outbox.comes_soon && !outbox.stop);
+        let in_device = outbox.in_device;
+        let returns_without_wake = outbox.returns_without_wake && !outbox.stop;
         drop(outbox);
-        if comes_soon {
+        if returns_without_wake {
             return;
         }
         if in_device {
@@ -130,7 +125,7 @@ impl Link for RingThread {
     fn send(&mut self, commands: &mut Vec<Command>) {
         let mut outbox = lock(&self.shared.outbox);
         if outbox.stopped {
-            // Dropped, so that nobody waits for an answer to them.
+            // Dropped with their senders, which ends a wait for the answers.
             commands.clear();
             return;
         }
@@ -144,8 +139,8 @@ impl Link for RingThread {
             if let Some(event) = inbox.events.pop_front() {
                 return Ok(Some(event));
             }
-            if let Some(why) = &inbox.stopped {
-                return Err(EngineError::Stopped(why.clone()));
+            if let Some(error) = inbox.stopped {
+                return Err(error.into());
             }
             if !wait {
                 return Ok(None);
@@ -170,7 +165,7 @@ impl Drop for RingThread {
     }
 }
 
-/// Tells the engine's owner that the ring thread has ended, however it does.
+/// Tells the engine's owner, when it is dropped, that the ring thread has ended.
 struct Stopped(Arc<Shared>);
 
 impl Drop for Stopped {
@@ -180,30 +175,30 @@ impl Drop for Stopped {
         outbox.commands.clear();
         drop(outbox);
         let mut inbox = lock(&self.0.inbox);
-        inbox.stopped.get_or_insert_with(|| "it panicked".into());
+        inbox.stopped.get_or_insert(DeviceError::Panicked);
         self.0.arrived.notify_all();
     }
 }
 
-/// Whether nothing has come up meanwhile. From now on whoever sends something knows how the thread is woken.
-fn may_sleep<D: Device>(driver: &Driver<D>, min: usize, stop: bool, shared: &Shared) -> bool {
+/// Whether no command has come meanwhile. From now on a sender knows how to wake the thread.
+fn may_sleep(driver: &Driver, min: usize, stop: bool, shared: &Shared) -> bool {
     let mut outbox = lock(&shared.outbox);
     let quiet = outbox.commands.is_empty() && outbox.stop == stop;
     if quiet {
         outbox.in_device = true;
-        outbox.comes_soon = min == 1 && driver.scheduler.all_full();
+        outbox.returns_without_wake = min == 1 && driver.scheduler.all_full();
     }
     quiet
 }
 
-/// The ring thread's loop: sleeps in the device while reads are under way, on the condition variable otherwise.
-fn serve<D: Device>(mut driver: Driver<D>, shared: &Shared) {
+/// The ring thread's loop.
+fn serve(mut driver: Driver, shared: &Shared) {
     let mut events = Vec::new();
     let mut commands = Vec::new();
     loop {
         let stop = {
             let mut outbox = lock(&shared.outbox);
-            (outbox.in_device, outbox.comes_soon) = (false, false);
+            (outbox.in_device, outbox.returns_without_wake) = (false, false);
             let idle = driver.scheduler.is_idle();
             while idle && outbox.commands.is_empty() && !outbox.stop {
                 outbox = shared
@@ -218,17 +213,16 @@ fn serve<D: Device>(mut driver: Driver<D>, shared: &Shared) {
         if stop {
             driver.scheduler.drop_all(&mut events);
         }
-        driver.fill();
+        let mut result = driver.fill();
         let min = driver.completions_to_wait_for();
-        let mut result = Ok(());
-        if min > 0 && may_sleep(&driver, min, stop, shared) {
+        if result.is_ok() && min > 0 && may_sleep(&driver, min, stop, shared) {
             result = driver.wait(min, &mut events);
         }
         if !events.is_empty() || result.is_err() {
             let mut inbox = lock(&shared.inbox);
             inbox.events.extend(events.drain(..));
             if let Err(e) = &result {
-                inbox.stopped = Some(e.to_string());
+                inbox.stopped = Some(*e);
             }
             shared.arrived.notify_one();
         }

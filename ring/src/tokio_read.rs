@@ -1,5 +1,5 @@
-//! Reads through tokio-uring, the way an async program would: a task for each read, its own buffer, no registration. For
-//! comparison with the [`crate::engine`].
+//! Reads through tokio-uring as an async program does, for comparison with the [`Engine`](crate::Engine): a task and a buffer for
+//! each read, no registration.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,17 +12,19 @@ use tokio::task::JoinSet;
 use tokio_uring::buf::BoundedBuf;
 
 use crate::probe::try_ring;
-use crate::replica::{Files, Stats};
+use crate::region::SLAB_ALIGN;
+use crate::replica::Files;
+use crate::stats::latencies;
 
 /// A read: index of the file, offset and length in bytes.
 pub type Block = (u32, u64, u64);
 
-/// What was read in the counted time.
+/// Counts of the measured time.
 #[derive(Debug)]
 pub struct Reads {
-    /// Counted time.
+    /// Measured time.
     pub elapsed: Duration,
-    /// What `cpu` gave at its end less what it gave at its beginning.
+    /// Processor time in it.
     pub cpu: Duration,
     /// Bytes read.
     pub bytes: u64,
@@ -30,7 +32,7 @@ pub struct Reads {
     pub latency_us: Histogram<u64>,
 }
 
-/// What the tasks share. All run on one thread.
+/// State of all tasks, which run on one thread.
 struct Shared<N, C> {
     next: N,
     cpu: C,
@@ -41,13 +43,13 @@ struct Shared<N, C> {
     latency_us: Histogram<u64>,
 }
 
-/// Memory of `len` bytes inside `buf` that O_DIRECT can read into starts here.
+/// Offset of the first byte of `buf` that O_DIRECT can read into.
 fn aligned(buf: &[u8]) -> usize {
-    buf.as_ptr().align_offset(crate::arena::SLAB_ALIGN)
+    buf.as_ptr().align_offset(SLAB_ALIGN)
 }
 
-/// Keeps `depth` reads of the first copy of each file under way for `warm_up` and then for `time`. They go in turn into
-/// `places` buffers, at least as many as `depth`, of `longest` bytes each. `next` says what to read, `cpu` how much processor time has been used.
+/// Keeps `depth` reads in flight for `warm_up` and then for `time`, from the first copy of each file, into `places` buffers of
+/// `longest` bytes in turn (at least `depth` of them). `next` returns the next read, `cpu` the processor time so far.
 ///
 /// # Errors
 /// When there is no io_uring, or a read fails.
@@ -60,15 +62,15 @@ pub fn read(
     cpu: impl Fn() -> Duration + 'static,
 ) -> io::Result<Reads> {
     let entries = (depth.max(8) * 2).next_power_of_two() as u32;
-    // A runtime whose ring cannot be entered would wait for ever.
+    // A runtime waits for ever if its ring cannot be entered.
     try_ring()?;
     let runtime = tokio_uring::Runtime::new(tokio_uring::builder().entries(entries))?;
-    let opened = (files.replicas.iter().zip(&files.direct))
-        .map(|(copies, direct)| {
-            let (Some(copy), Some(direct)) = (copies.first(), direct.first()) else {
+    let opened = (files.replicas.iter().zip(&files.access))
+        .map(|(copies, access)| {
+            let (Some(copy), Some(access)) = (copies.first(), access.first()) else {
                 return Err(io::Error::from(io::ErrorKind::NotFound));
             };
-            let fd = match (direct, copy.file.direct()) {
+            let fd = match (access.is_direct(), copy.file.direct_fd()) {
                 (true, Ok((fd, _))) => fd,
                 _ => copy.file.buffered_fd(),
             };
@@ -82,11 +84,11 @@ pub fn read(
         counting: None,
         done: None,
         bytes: 0,
-        latency_us: Stats::new(0).latency_us,
+        latency_us: latencies(),
     }));
-    // Touched before the time runs.
-    let room = longest as usize + crate::arena::SLAB_ALIGN;
-    let buffers: VecDeque<Vec<u8>> = (0..places.max(depth)).map(|_| vec![1; room]).collect();
+    // Touched before the measured time.
+    let capacity = longest as usize + SLAB_ALIGN;
+    let buffers: VecDeque<Vec<u8>> = (0..places.max(depth)).map(|_| vec![1; capacity]).collect();
     shared.borrow_mut().buffers = buffers;
     let start = Instant::now();
     let for_tasks = shared.clone();

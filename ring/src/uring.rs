@@ -1,12 +1,10 @@
-//! The device on io_uring: READ_FIXED into registered slabs, registered files, batched submission.
-//!
-//! Everything that is `unsafe` about the ring is in this file.
+//! Reads through io_uring: READ_FIXED into registered slabs, registered files, batched submission.
 
 use std::fs::File as StdFile;
-use std::io;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Once};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use io_uring::types::{Fd, Fixed};
@@ -15,57 +13,66 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use crate::arena::Arena;
 use crate::device::{Completion, Device, Op, Waker};
 use crate::file::{Advice, MAX_READ};
+use crate::kernel::{DeviceError, KernelCall, KernelError};
 use crate::limits;
 use crate::replica::Replicas;
 
 /// `user_data` of the polls on the eventfd that other threads wake the ring by.
 const WAKE: u64 = u64::MAX;
 
-/// What was warned about already: a process that makes a ring for each of many measurements hits the same limit each time.
+/// How long the kernel may refuse to take entries (EAGAIN, EBUSY) before reading stops with its error.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Pause between two attempts while it refuses them.
+const PAUSE: Duration = Duration::from_millis(1);
+
+// A process that makes many rings meets the same limit each time and warns once.
 static FILES_REFUSED: Once = Once::new();
 static REGIONS_REFUSED: Once = Once::new();
 
-fn warn_once(warned: &Once, message: String) {
-    warned.call_once(|| tracing::warn!("{message}"));
-}
-
-/// io_uring, owned by the thread that made it.
-pub struct Uring {
+/// An io_uring that belongs to the thread that made it.
+pub(crate) struct Uring {
     ring: IoUring,
     arena: Arc<Arena>,
     files: Arc<[Replicas]>,
     /// Index in the registered files of the first copy of each file; two entries a copy, buffered and direct.
     first_slot: Option<Vec<u32>>,
-    /// How many of the arena's regions are registered, counted from the first.
+    /// The first so many regions of the arena are registered.
     registered: usize,
     wake: Arc<StdFile>,
-    /// Polls on it that have not ended.
+    /// Polls on the eventfd that have not ended.
     polls: usize,
-    /// Reads that the kernel has or will get, by id.
+    /// Reads that have not ended, by id.
     ops: Vec<Option<Op>>,
     in_flight: usize,
-    /// Scratch: what was taken out of the completion queue.
+    /// Scratch for the completion queue.
     entries: Vec<cqueue::Entry>,
-    enters: u64,
+    syscalls: u64,
     start: Instant,
+    /// Since when the kernel has refused entries.
+    refused: Option<Instant>,
+    patience: Duration,
 }
 
 impl Uring {
-    /// Makes a ring with room for `entries` reads at once, on the calling thread, which must be the one that uses it.
-    /// Files and regions that the kernel does not register (descriptor or locked-memory limit) are read
-    /// unregistered, with one warning.
-    ///
-    /// # Errors
-    /// When the kernel refuses a ring.
-    pub fn new(arena: Arc<Arena>, files: Arc<[Replicas]>, entries: usize) -> io::Result<Uring> {
+    /// Makes a ring for `entries` reads at once, on the thread that will use it. Files and regions that the kernel does not
+    /// register (limits on descriptors or locked memory) are read unregistered, with one warning.
+    pub(crate) fn new(
+        arena: Arc<Arena>,
+        files: Arc<[Replicas]>,
+        entries: usize,
+    ) -> Result<Uring, KernelError> {
+        let setup = |e: &io::Error| KernelError::new(KernelCall::Setup, e);
         // As many again for the polls on the eventfd.
-        let ring = build((2 * entries.max(1)).next_power_of_two() as u32)?;
+        let ring = build((2 * entries.max(1)).next_power_of_two() as u32).map_err(|e| setup(&e))?;
         let wake = rustix::event::eventfd(
             0,
             rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
-        )?;
-        // A seccomp filter may allow to make rings and deny to enter them.
-        ring.submit()?;
+        )
+        .map_err(|e| setup(&e.into()))?;
+        // A seccomp filter may allow a process to make rings and forbid it to enter them.
+        ring.submit()
+            .map_err(|e| KernelError::new(KernelCall::Enter, &e))?;
         let mut uring = Uring {
             ring,
             arena,
@@ -77,8 +84,10 @@ impl Uring {
             ops: vec![None; entries],
             in_flight: 0,
             entries: Vec::with_capacity(2 * entries),
-            enters: 0,
+            syscalls: 0,
             start: Instant::now(),
+            refused: None,
+            patience: PATIENCE,
         };
         uring.register_files();
         uring.register_regions();
@@ -93,15 +102,20 @@ impl Uring {
             for replica in replicas {
                 fds.push(replica.file.buffered_fd().as_raw_fd());
                 // -1 leaves the slot empty.
-                fds.push(replica.file.direct().map_or(-1, |(fd, _)| fd.as_raw_fd()));
+                fds.push(
+                    replica
+                        .file
+                        .direct_fd()
+                        .map_or(-1, |(fd, _)| fd.as_raw_fd()),
+                );
             }
         }
         match self.ring.submitter().register_files(&fds) {
             Ok(()) => self.first_slot = Some(first_slot),
-            Err(e) => warn_once(
-                &FILES_REFUSED,
-                format!("files are not registered with io_uring: {e}"),
-            ),
+            Err(e) => FILES_REFUSED.call_once(|| {
+                let error = KernelError::new(KernelCall::RegisterFiles, &e);
+                tracing::warn!("files are not registered with io_uring: {error}");
+            }),
         }
     }
 
@@ -118,45 +132,40 @@ impl Uring {
                 iov_len: bytes,
             })
             .collect();
-        let mut refused = None;
         let mut count = regions.len();
         while count > 0 {
             // SAFETY: the regions stay mapped as long as the ring: the ring holds the arena, and drains before it drops.
             match unsafe { self.ring.submitter().register_buffers(&regions[..count]) } {
                 Ok(()) => {
                     self.registered = count;
-                    break;
+                    return;
                 }
                 Err(e) => {
-                    let fewer_may_do = e.raw_os_error() == Some(libc::ENOMEM);
-                    refused = Some(e);
-                    // Every attempt touches what it registers, so few are made.
-                    count = if fewer_may_do { count / 2 } else { 0 };
+                    let fewer = match e.raw_os_error() {
+                        // Every attempt touches what it registers, so few are made.
+                        Some(libc::ENOMEM) => count / 2,
+                        _ => 0,
+                    };
+                    REGIONS_REFUSED.call_once(|| {
+                        let error = KernelError::new(KernelCall::RegisterBuffers, &e);
+                        let all = regions.len();
+                        tracing::warn!(
+                            "only {fewer} or fewer of {all} slab regions are registered with io_uring: {error}"
+                        );
+                    });
+                    count = fewer;
                 }
             }
-        }
-        if let Some(e) = refused {
-            let advice = match e.raw_os_error() {
-                Some(libc::ENOMEM) => {
-                    "; raise the limit on locked memory (ulimit -l, or LimitMEMLOCK= of the service)"
-                }
-                _ => "",
-            };
-            let (some, all) = (self.registered, regions.len());
-            warn_once(
-                &REGIONS_REFUSED,
-                format!("{some} of {all} slab regions are registered with io_uring: {e}{advice}"),
-            );
         }
     }
 
     fn read_entry(&self, op: &Op) -> squeue::Entry {
-        let address = self.arena.address(op.slab, op.at, op.len);
+        let address = self.arena.address(op.slab, op.slab_offset, op.len);
         let len = op.len.min(MAX_READ as u64) as u32;
         let region = self.arena.region_of(op.slab);
         let fixed_buffer = (region < self.registered).then_some(region as u16);
         let replica = &self.files[op.file as usize][op.copy as usize];
-        let fd = match (op.direct, replica.file.direct()) {
+        let fd = match (op.direct, replica.file.direct_fd()) {
             (true, Ok((fd, _))) => fd.as_raw_fd(),
             _ => replica.file.buffered_fd().as_raw_fd(),
         };
@@ -180,37 +189,67 @@ impl Uring {
         entry.user_data(u64::from(op.id))
     }
 
-    fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: a read's memory belongs to a slab of the arena, which the ring holds until everything has been drained,
-        // and `Arena::address` has checked the bounds; the scheduler hands out each byte of a slab to one read at a
-        // time. The poll touches no memory.
-        while unsafe { self.ring.submission().push(entry) }.is_err() {
-            // The queue has room for all reads the caller may have in flight, so it is full only of entries
-            // that the kernel has not taken yet.
-            let _ = self.enter(0);
-        }
+    /// Queues a read.
+    ///
+    /// # Safety
+    /// As [`Device::submit`].
+    unsafe fn push_read(&mut self, op: &Op) -> Result<(), KernelError> {
+        let entry = self.read_entry(op);
+        // SAFETY: the memory belongs to a slab of the arena, which the ring holds until it has drained; `Arena::address` has
+        // checked the bounds, and the caller promises that nothing else uses these bytes.
+        unsafe { self.push(&entry) }
     }
 
-    /// One io_uring_enter: hands over what was pushed and waits for `min` completions.
-    fn enter(&mut self, min: usize) -> io::Result<()> {
-        self.enters += 1;
-        match self.ring.submit_and_wait(min) {
-            Ok(_) => Ok(()),
-            // EBUSY: the completion queue is full and has to be reaped first.
-            Err(e)
-                if matches!(
-                    e.raw_os_error(),
-                    Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)
-                ) =>
-            {
-                Ok(())
-            }
-            Err(e) => Err(e),
+    /// Queues a poll on the eventfd.
+    fn push_poll(&mut self) -> Result<(), KernelError> {
+        let poll = opcode::PollAdd::new(Fd(self.wake.as_raw_fd()), libc::POLLIN as u32);
+        // SAFETY: a poll touches no memory, and the ring holds the eventfd.
+        unsafe { self.push(&poll.build().user_data(WAKE))? };
+        self.polls += 1;
+        Ok(())
+    }
+
+    /// # Safety
+    /// Whatever the entry refers to is valid until its completion.
+    unsafe fn push(&mut self, entry: &squeue::Entry) -> Result<(), KernelError> {
+        // SAFETY: as the caller promises.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            // The queue holds all reads that may be in flight, so it is full only of entries that the kernel has not taken yet.
+            self.enter(0)?;
         }
+        Ok(())
+    }
+
+    /// One io_uring_enter: submits the queued entries and waits for `min` completions. May return early.
+    fn enter(&mut self, min: usize) -> Result<(), KernelError> {
+        self.syscalls += 1;
+        let error = match self.ring.submit_and_wait(min) {
+            Ok(_) => {
+                self.refused = None;
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        match error.raw_os_error() {
+            // A signal ended the wait.
+            Some(libc::EINTR) => return Ok(()),
+            // These pass: completions have to be reaped first, or memory is short.
+            Some(libc::EBUSY | libc::EAGAIN) => {
+                let since = *self.refused.get_or_insert_with(Instant::now);
+                if since.elapsed() < self.patience {
+                    if self.ring.completion().is_empty() {
+                        thread::sleep(PAUSE);
+                    }
+                    return Ok(());
+                }
+            }
+            _ => {}
+        }
+        Err(KernelError::new(KernelCall::Enter, &error))
     }
 
     fn reap(&mut self, ended: &mut Vec<Completion>) {
-        // Taken out first: the queue is borrowed from the ring.
+        // The queue borrows the ring, so its entries are taken out first.
         let mut entries = std::mem::take(&mut self.entries);
         entries.extend(self.ring.completion());
         if entries.iter().any(|entry| entry.user_data() == WAKE) {
@@ -230,7 +269,7 @@ impl Uring {
         let id = entry.user_data() as u32;
         let op = self.ops[id as usize]
             .take()
-            .expect("only what was submitted ends");
+            .expect("only submitted reads end");
         self.in_flight -= 1;
         let result = match entry.result() {
             n if n >= 0 => Ok(n as u64),
@@ -244,23 +283,25 @@ impl Uring {
     }
 }
 
-impl Device for Uring {
-    fn submit(&mut self, op: Op) {
-        let entry = self.read_entry(&op);
-        if self.ops.len() <= op.id as usize {
-            self.ops.resize(op.id as usize + 1, None);
+// SAFETY: the kernel writes into the bytes of a read until its completion, which `reap` returns; drop waits for all completions or
+// leaks the arena.
+unsafe impl Device for Uring {
+    unsafe fn submit(&mut self, op: Op) -> Result<(), DeviceError> {
+        // SAFETY: the caller keeps the contract.
+        unsafe { self.push_read(&op)? };
+        let id = op.id as usize;
+        if self.ops.len() <= id {
+            self.ops.resize(id + 1, None);
         }
-        self.ops[op.id as usize] = Some(op);
+        self.ops[id] = Some(op);
         self.in_flight += 1;
-        self.push(&entry);
+        Ok(())
     }
 
-    fn wait(&mut self, min: usize, ended: &mut Vec<Completion>) -> io::Result<()> {
-        // The kernel counts what ends, whatever it is, so as many polls end with a wake as reads are waited for.
+    fn wait(&mut self, min: usize, ended: &mut Vec<Completion>) -> Result<(), DeviceError> {
+        // The kernel counts completions of any kind, so as many polls end with a wake as reads are waited for.
         while self.polls < min.max(1) {
-            self.polls += 1;
-            let poll = opcode::PollAdd::new(Fd(self.wake.as_raw_fd()), libc::POLLIN as u32);
-            self.push(&poll.build().user_data(WAKE));
+            self.push_poll()?;
         }
         self.enter(min)?;
         self.reap(ended);
@@ -274,24 +315,26 @@ impl Device for Uring {
     fn waker(&self) -> Waker {
         let wake = self.wake.clone();
         Arc::new(move || {
-            // Fails only when the counter is full, and then the ring is being woken already.
+            // Fails only when the counter is full, which wakes the ring as well.
             let _ = (&*wake).write(&1u64.to_ne_bytes());
         })
     }
 
-    fn enters(&self) -> u64 {
-        self.enters
+    fn syscalls(&self) -> u64 {
+        self.syscalls
     }
 }
 
 impl Drop for Uring {
-    /// The kernel goes on writing into slabs after a ring is closed, so nothing may be in flight then.
+    /// The kernel goes on writing into slabs after a ring is closed, so this waits for all reads.
     fn drop(&mut self) {
         let mut ended = Vec::new();
         while self.in_flight > 0 {
             if let Err(e) = self.enter(1) {
-                // No way to learn when the reads end: the memory must never be reused.
-                tracing::error!("cannot drain io_uring: {e}");
+                // Nothing tells when the reads end, so the memory is never freed.
+                tracing::error!(
+                    "the memory of the slabs is leaked, because reads cannot be waited for: {e}"
+                );
                 std::mem::forget(self.arena.clone());
                 return;
             }
@@ -300,8 +343,8 @@ impl Drop for Uring {
     }
 }
 
-/// The most capable ring that this kernel makes. Single issuer and deferred task work keep completions off other
-/// threads' backs; each needs a newer kernel than the next.
+/// Makes the most capable ring that this kernel has. Single issuer and deferred task work run completions on the thread that asks
+/// for them. Each attempt needs an older kernel than the one before it.
 fn build(entries: u32) -> io::Result<IoUring> {
     let mut defer = IoUring::builder();
     defer
@@ -325,20 +368,106 @@ fn build(entries: u32) -> io::Result<IoUring> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arena::{Class, SlabId};
+    use crate::file::File;
+    use crate::replica::Replica;
+
+    fn uring(files: Vec<Replicas>) -> Option<Uring> {
+        let class = Class {
+            bytes: 4096,
+            count: 8,
+        };
+        let arena = Arc::new(Arena::new(&[class]).unwrap());
+        let uring = Uring::new(arena, files.into(), 8).ok();
+        if uring.is_none() {
+            eprintln!("skipped: no io_uring");
+        }
+        uring
+    }
 
     #[test]
     fn a_wake_ends_a_wait_for_any_number_of_reads() {
-        let arena = Arc::new(Arena::new(&[]).unwrap());
-        let Ok(mut uring) = Uring::new(arena, Vec::new().into(), 8) else {
-            eprintln!("skipped: no io_uring");
+        let Some(mut uring) = uring(Vec::new()) else {
             return;
         };
         let (waker, mut ended) = (uring.waker(), Vec::new());
-        // Without the wake these would wait for ever: nothing is under way.
+        // Nothing is in flight, so that only a wake ends these.
         for min in [1, 8, 3, 8] {
             waker();
             uring.wait(min, &mut ended).unwrap();
             assert!(ended.is_empty());
+        }
+    }
+
+    /// Makes io_uring_enter fail with `errno` on this thread, as the seccomp profile of a container does.
+    fn deny_enter(errno: i32) {
+        let op = |code: u32, jt, jf, k| libc::sock_filter {
+            code: code as u16,
+            jt,
+            jf,
+            k,
+        };
+        let ret = libc::BPF_RET | libc::BPF_K;
+        let mut filter = [
+            op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            op(
+                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+                0,
+                1,
+                libc::SYS_io_uring_enter as u32,
+            ),
+            op(ret, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
+            op(ret, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: the program and its filter outlive the calls, which copy them.
+        let denied = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program,
+            )
+        };
+        assert_eq!(denied, 0);
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_entries_for_ever_is_an_error() {
+        let temp = tempfile::NamedTempFile::new().unwrap();
+        temp.as_file().set_len(4096).unwrap();
+        for errno in [libc::EAGAIN, libc::EBUSY, libc::EPERM] {
+            let file = Arc::new(File::open(temp.path()).unwrap());
+            // The filter stays with its thread, and ends with it.
+            let refused = thread::spawn(move || {
+                let mut uring = uring(vec![vec![Replica::new(file, 0)]])?;
+                uring.patience = Duration::from_millis(20);
+                deny_enter(errno);
+                let op = |id| Op {
+                    id,
+                    file: 0,
+                    copy: 0,
+                    direct: false,
+                    offset: 0,
+                    len: 4096,
+                    slab: SlabId(id % 8),
+                    slab_offset: 0,
+                };
+                // SAFETY: nothing borrows the slabs, and the kernel takes none of these.
+                let full = (0..1000).find_map(|id| unsafe { uring.submit(op(id)) }.err());
+                let waited = (0..1000).find_map(|_| uring.wait(1, &mut Vec::new()).err());
+                // Dropping it ends, too.
+                Some([full, waited])
+            });
+            let Some(refused) = refused.join().unwrap() else {
+                return;
+            };
+            let call = KernelCall::Enter;
+            let error = DeviceError::Kernel(KernelError { call, errno });
+            assert_eq!(refused, [Some(error); 2]);
         }
     }
 }

@@ -1,15 +1,12 @@
-//! The engine against real files, on every device.
+//! Tests the engine on real files and every device.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use colibri_ring::arena::{Class, SlabId};
-use colibri_ring::drive::Window;
-use colibri_ring::engine::{Engine, EngineError, EngineKind, Options, SlabState};
-use colibri_ring::extent::{Layout, Range};
-use colibri_ring::file::File;
-use colibri_ring::replica::{DirectMode, Files, Replica};
-use colibri_ring::schedule::{Event, Priority};
+use colibri_ring::{
+    Class, DirectMode, Engine, EngineError, EngineKind, Event, File, Files, Options, Priority,
+    Range, Replica, SlabId, SlabState, Window,
+};
 
 /// Bytes that differ everywhere.
 fn pattern(len: usize, seed: u32) -> Vec<u8> {
@@ -27,7 +24,7 @@ fn open(path: &Path, source: usize) -> Replica {
     Replica::new(Arc::new(File::open(path).unwrap()), source)
 }
 
-/// A directory on the disk, not on a tmpfs.
+/// A directory that is not on a tmpfs.
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -105,11 +102,11 @@ fn payloads_are_the_files_bytes() {
                             part: 1,
                         },
                     ];
-                    let layout = Layout::new(&ranges, files.align()).unwrap();
+                    let layout = files.layout(&ranges).unwrap();
                     let priority = if n % 2 == 0 {
                         Priority::Demand
                     } else {
-                        Priority::Speculative
+                        Priority::Prefetch
                     };
                     engine.read(SlabId(slab), priority, layout);
                 }
@@ -172,11 +169,7 @@ fn a_part_is_readable_before_the_rest() {
                 part: 1,
             },
         ];
-        engine.read(
-            SlabId(0),
-            Priority::Demand,
-            Layout::new(&ranges, files.align()).unwrap(),
-        );
+        engine.read(SlabId(0), Priority::Demand, files.layout(&ranges).unwrap());
         engine.flush();
         assert!(matches!(engine.wait().unwrap(), Event::Part(SlabId(0), 0)));
         assert_eq!(
@@ -206,11 +199,7 @@ fn a_slab_cannot_be_used_before_it_is_read() {
         len: 4096,
         part: 0,
     };
-    engine.read(
-        SlabId(0),
-        Priority::Demand,
-        Layout::new(&[range], files.align()).unwrap(),
-    );
+    engine.read(SlabId(0), Priority::Demand, files.layout(&[range]).unwrap());
     engine.payload(SlabId(0), 0);
 }
 
@@ -231,7 +220,7 @@ fn a_file_truncated_later_is_an_error_and_the_other_copy_serves() {
             len: 900_000,
             part: 0,
         };
-        let layout = Layout::new(&[range], 4096).unwrap();
+        let layout = alone.layout(&[range]).unwrap();
         let class = Class {
             bytes: 1 << 20,
             count: 1,
@@ -298,7 +287,7 @@ fn dropping_the_engine_drains_it() {
                     len: 4 << 20,
                     part: 0,
                 };
-                let layout = Layout::new(&[range], files.align()).unwrap();
+                let layout = files.layout(&[range]).unwrap();
                 engine.read(SlabId(slab), Priority::Demand, layout);
             }
             engine.flush();
@@ -309,7 +298,7 @@ fn dropping_the_engine_drains_it() {
 }
 
 #[test]
-fn direct_reads_are_refused_by_name_where_they_are_impossible() {
+fn direct_reads_are_refused_by_name_on_a_tmpfs() {
     let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
         return;
     };
@@ -324,4 +313,142 @@ fn direct_reads_are_refused_by_name_where_they_are_impossible() {
             .unwrap()
             .all_direct()
     );
+}
+
+#[test]
+fn a_range_past_the_end_of_its_file_is_refused_by_name() {
+    let dir = directory();
+    let path = dir.path().join("short.bin");
+    std::fs::write(&path, pattern(10_000, 3)).unwrap();
+    let files = Files::new(vec![vec![open(&path, 0)]], DirectMode::Auto).unwrap();
+    let range = |offset, len| Range {
+        file: 0,
+        offset,
+        len,
+        part: 0,
+    };
+    assert!(files.layout(&[range(9_000, 1_000)]).is_ok());
+    let error = files.layout(&[range(9_000, 1_001)]).unwrap_err();
+    let text = error.to_string();
+    for named in ["short.bin", "9000", "1001", "10000"] {
+        assert!(text.contains(named), "{text}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "belongs to other files")]
+fn a_layout_of_other_files_is_refused() {
+    let dir = directory();
+    let (long, short) = (dir.path().join("long"), dir.path().join("short"));
+    std::fs::write(&long, pattern(9000, 3)).unwrap();
+    std::fs::write(&short, pattern(10, 3)).unwrap();
+    let of = |path| Files::new(vec![vec![open(path, 0)]], DirectMode::Auto).unwrap();
+    let class = Class {
+        bytes: 1 << 20,
+        count: 1,
+    };
+    let mut engine = Engine::new(&of(&short), &[class], Options::default()).unwrap();
+    let range = Range {
+        file: 0,
+        offset: 0,
+        len: 9000,
+        part: 0,
+    };
+    let layout = of(&long).layout(&[range]).unwrap();
+    engine.read(SlabId(0), Priority::Demand, layout);
+}
+
+#[test]
+fn a_wait_for_nothing_is_an_error_on_either_thread() {
+    let dir = directory();
+    let path = dir.path().join("a.bin");
+    std::fs::write(&path, pattern(9000, 3)).unwrap();
+    let files = Files::new(vec![vec![open(&path, 0)]], DirectMode::Auto).unwrap();
+    let class = Class {
+        bytes: 1 << 20,
+        count: 1,
+    };
+    let range = Range {
+        file: 0,
+        offset: 0,
+        len: 9000,
+        part: 0,
+    };
+    for make in MAKES {
+        let mut engine = make(&files, &[class], Options::default()).unwrap();
+        for _ in 0..2 {
+            let nothing = engine.wait();
+            assert!(matches!(nothing, Err(EngineError::NothingPending)));
+            // Without a flush: a wait flushes.
+            let layout = files.layout(&[range]).unwrap();
+            engine.read(SlabId(0), Priority::Demand, layout);
+            assert!(matches!(end(&mut engine), Event::Full(_)));
+            engine.release(SlabId(0));
+        }
+    }
+}
+
+#[test]
+fn two_devices_serve_one_engine() {
+    let dir = directory();
+    let paths = ["local", "mount"].map(|name| dir.path().join(name));
+    let bytes = [pattern(3 << 20, 11), pattern(3 << 20, 12)];
+    for (path, bytes) in paths.iter().zip(&bytes) {
+        std::fs::write(path, bytes).unwrap();
+    }
+    let local = open(&paths[0], 0);
+    let mount = Replica {
+        device: Some(EngineKind::Pread),
+        direct: Some(DirectMode::Off),
+        drive: local.drive + 1,
+        ..open(&paths[1], 1)
+    };
+    let files = Files::new(vec![vec![local], vec![mount]], DirectMode::Auto).unwrap();
+    assert!(!files.all_direct());
+    let class = Class {
+        bytes: 2 << 20,
+        count: 4,
+    };
+    let options = Options {
+        chunk_bytes: 64 << 10,
+        ..Options::default()
+    };
+    for make in MAKES {
+        let mut engine = make(&files, &[class], options).unwrap();
+        assert!(
+            ["uring+pread", "pread"].contains(&engine.device()),
+            "{}",
+            engine.device()
+        );
+        for round in 0..50usize {
+            for slab in 0..4usize {
+                // In turn one file, the other, and both.
+                let (local, mount) = (
+                    [200_000, 0, 300_000][slab % 3],
+                    [0, 700_001, 1_000][slab % 3],
+                );
+                let range = |file: u32, len| Range {
+                    file,
+                    offset: (round * 4 + slab) as u64,
+                    len,
+                    part: file as u8,
+                };
+                let layout = files.layout(&[range(0, local), range(1, mount)]).unwrap();
+                engine.read(SlabId(slab as u32), Priority::Demand, layout);
+            }
+            for _ in 0..4 {
+                let Event::Full(slab) = end(&mut engine) else {
+                    panic!("a read failed")
+                };
+                let start = round * 4 + slab.index();
+                for (file, bytes) in bytes.iter().enumerate() {
+                    let payload = engine.payload(slab, file);
+                    assert_eq!(payload, &bytes[start..start + payload.len()]);
+                }
+                engine.release(slab);
+            }
+        }
+        let stats = engine.stats().unwrap();
+        assert!(stats.sources.iter().all(|s| s.bytes > 0 && s.errors == 0));
+    }
 }

@@ -1,16 +1,12 @@
-//! Scheduler and engine on simulated drives: nothing is lost, read twice or stuck, whatever the drives do, and the
-//! drives are busy.
+//! Tests scheduler and engine on simulated drives: no read is lost, repeated or stuck, and the drives are busy.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use colibri_ring::arena::{Class, SlabId};
-use colibri_ring::engine::{Engine, Options};
-use colibri_ring::extent::{Layout, Range};
-use colibri_ring::file::File;
-use colibri_ring::replica::{DirectMode, Files, Replica};
-use colibri_ring::schedule::{Event, Priority};
 use colibri_ring::sim::{Clock, SimDrive};
+use colibri_ring::{
+    Class, DirectMode, Engine, Event, File, Files, Options, Priority, Range, Replica, SlabId,
+};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -74,7 +70,9 @@ fn read(engine: &mut Engine, slab: SlabId, priority: Priority, n: u64, bytes: u6
         len: bytes / 3,
         part: 1,
     };
-    engine.read(slab, priority, Layout::new(&[gate_up, down], 4096).unwrap());
+    // The layout is the same for any number of copies.
+    static FILES: LazyLock<Files> = LazyLock::new(|| copies(1));
+    engine.read(slab, priority, FILES.layout(&[gate_up, down]).unwrap());
 }
 
 /// Keeps `slabs` reads of `bytes` under way until `total` have ended; MiB/s of virtual time.
@@ -147,9 +145,9 @@ fn each_drive_gets_the_smallest_window_that_keeps_it_busy() {
     assert_eq!(windows, [8 * MIB; 2]);
     let (reached, windows) = found(&both, 5000, Some(Options::SEARCH));
     assert_eq!(windows, [16 * MIB, 4 * MIB]);
-    // The search costs less than what it finds gives.
+    // The search gains more than it costs.
     assert!(reached > 1.05 * fixed, "{reached} MiB/s, {fixed} before");
-    // A short run keeps what it began with.
+    // A short run keeps the first window.
     let (_, windows) = found(&[far], 20, Some(Options::SEARCH));
     assert_eq!(windows, [8 * MIB]);
 }
@@ -167,7 +165,7 @@ fn a_drive_that_slows_down_loses_its_share() {
 }
 
 #[test]
-fn a_drive_that_fails_is_done_without() {
+fn the_others_serve_for_a_drive_that_fails() {
     let mut failing = drive(400);
     failing.fails_at = Some(Duration::from_millis(500));
     let (reached, mut engine) = bandwidth(&[drive(400), failing], 20 * MIB, 9, 400);
@@ -180,10 +178,10 @@ fn a_drive_that_fails_is_done_without() {
     );
 }
 
-/// Shares of the bytes of each drive when they are pinned.
-fn pinned_shares(drives: &[SimDrive], weights: &[u32]) -> (f64, Vec<f64>) {
+/// Bandwidth in MiB/s, and the share of each drive in the bytes, with weights.
+fn weighted_shares(drives: &[SimDrive], weights: &[u32]) -> (f64, Vec<f64>) {
     let mut files = copies(drives.len());
-    files.pin(weights.to_vec());
+    files.set_weights(weights.to_vec());
     let (reached, mut engine) = bandwidth_of(&files, drives, 20 * MIB, 9, 400, None);
     let sources = engine.stats().unwrap().sources;
     let total: u64 = sources.iter().map(|s| s.bytes).sum();
@@ -192,11 +190,11 @@ fn pinned_shares(drives: &[SimDrive], weights: &[u32]) -> (f64, Vec<f64>) {
 }
 
 #[test]
-fn pinned_shares_are_kept_whatever_the_drives_give() {
+fn weighted_shares_are_kept_whatever_the_drives_give() {
     for rates in [[400, 400, 400], [7000, 300, 50], [100, 2000, 900]] {
         for weights in [[1, 1, 1], [3, 2, 1], [1, 0, 4], [0, 0, 1]] {
             let drives = rates.map(drive);
-            let (reached, shares) = pinned_shares(&drives, &weights);
+            let (reached, shares) = weighted_shares(&drives, &weights);
             let sum: u32 = weights.iter().sum();
             let of = |w: u32| f64::from(w) / f64::from(sum);
             for (share, weight) in shares.iter().zip(weights) {
@@ -205,7 +203,7 @@ fn pinned_shares_are_kept_whatever_the_drives_give() {
                     "{rates:?} {weights:?}: {shares:?}"
                 );
             }
-            // As fast as the drive that has the most to do for its speed.
+            // The drive with the most bytes for its speed sets the time.
             let bound = (rates.iter().zip(weights).filter(|(_, w)| *w > 0))
                 .map(|(rate, w)| *rate as f64 / of(w))
                 .fold(f64::INFINITY, f64::min);
@@ -218,15 +216,15 @@ fn pinned_shares_are_kept_whatever_the_drives_give() {
 }
 
 #[test]
-fn a_pinned_drive_that_fails_is_done_without() {
+fn the_others_serve_for_a_weighted_drive_that_fails() {
     let failing = SimDrive {
         fails_at: Some(Duration::from_millis(500)),
         ..drive(400)
     };
-    // The others share what it had in their ratio; a weight of 0 serves when nothing else is left.
-    let (_, shares) = pinned_shares(&[drive(400), failing.clone(), drive(400)], &[2, 7, 1]);
+    // The others share its bytes in their ratio; a weight of 0 serves when no other copy is left.
+    let (_, shares) = weighted_shares(&[drive(400), failing.clone(), drive(400)], &[2, 7, 1]);
     assert!((shares[0] / shares[2] - 2.0).abs() < 0.1, "{shares:?}");
-    let (reached, shares) = pinned_shares(&[drive(400), failing.clone()], &[0, 1]);
+    let (reached, shares) = weighted_shares(&[drive(400), failing.clone()], &[0, 1]);
     assert!(
         shares[0] > 0.9 && reached > 0.95 * 400.0,
         "{shares:?} {reached}"
@@ -234,13 +232,13 @@ fn a_pinned_drive_that_fails_is_done_without() {
 }
 
 #[test]
-fn speculation_delays_a_demand_by_little() {
+fn prefetches_delay_a_demand_by_little() {
     let (mut engine, clock) = engine(&[drive(1000)], 9);
     for slab in 1..9 {
         read(
             &mut engine,
             SlabId(slab),
-            Priority::Speculative,
+            Priority::Prefetch,
             u64::from(slab),
             30 * MIB,
         );
@@ -256,14 +254,14 @@ fn speculation_delays_a_demand_by_little() {
         }
     }
     let took = clock.now() - Duration::from_millis(100);
-    // 30 ms of its own, and at most a quarter of the window of 8 MiB, and a chunk, before it.
+    // 30 ms for the demand, and at most a quarter of the window of 8 MiB, and a chunk, before it.
     assert!(took < Duration::from_millis(30 + 5), "{took:?}");
 }
 
-/// When each of `count` demands of 2.5 MiB is in, on an otherwise idle drive of 1000 MiB/s.
-fn arrivals(count: u64, at_once: bool) -> Vec<Duration> {
+/// The time at which each of `count` demands of 2.5 MiB is in, on an otherwise idle drive of 1000 MiB/s.
+fn arrivals(count: u64, bursts: bool) -> Vec<Duration> {
     let drives = [SimDrive {
-        at_once,
+        bursts,
         ..drive(1000)
     }];
     let (mut engine, clock) = engine(&drives, count as usize);
@@ -282,12 +280,12 @@ fn arrivals(count: u64, at_once: bool) -> Vec<Duration> {
 }
 
 #[test]
-fn the_last_demands_of_a_drive_that_ends_all_at_once_come_alone() {
+fn the_tail_of_a_batch_is_deferred_on_burst_completing_drives() {
     let ms = Duration::from_micros(1000);
     // Two of three are in, and can be computed, while the third is read.
     let at = arrivals(3, true);
     assert!(at[1] < 6 * ms && at[2] > 7 * ms, "{at:?}");
-    // What is read in a moment is not taken apart, and other drives do not wait for anything.
+    // A single demand is not split, and a drive that completes reads one by one defers nothing.
     assert_eq!(arrivals(1, true), arrivals(1, false));
     assert!(arrivals(3, false)[2] < 8 * ms);
 }
@@ -321,13 +319,13 @@ fn any_drive() -> impl Strategy<Value = SimDrive> {
         any::<bool>(),
     )
         .prop_map(
-            |(rate, latency, mut changes, fails_at, short_every, at_once)| {
+            |(rate, latency, mut changes, fails_at, short_every, bursts)| {
                 changes.sort();
                 SimDrive {
                     changes,
                     fails_at,
                     short_every,
-                    at_once,
+                    bursts,
                     ..SimDrive::new(rate * MIB, Duration::from_micros(latency))
                 }
             },
@@ -338,8 +336,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000,
         failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Demands, guesses, promotions and changes of mind on any mix of drives: every slab ends once, fails only if every
-    /// drive does, and without failures or dropped work every byte is read exactly once.
+    /// Demands, prefetches, promotions and abandoned reads on any mix of drives: every slab ends once and fails only if all
+    /// drives do, and without failures or dropped chunks every byte is read exactly once.
     #[test]
     fn nothing_is_lost_or_read_twice(
         drives in prop::collection::vec(any_drive(), 1..6),
@@ -371,7 +369,7 @@ proptest! {
             let slab = SlabId((n % slabs as u64) as u32);
             match (action, busy[slab.index()]) {
                 (0..4, false) => {
-                    let priority = if action < 2 { Priority::Demand } else { Priority::Speculative };
+                    let priority = if action < 2 { Priority::Demand } else { Priority::Prefetch };
                     read(&mut engine, slab, priority, n, bytes / 12288 * 12288 + 12288);
                     asked += bytes / 12288 * 12288 + 12288;
                     busy[slab.index()] = true;

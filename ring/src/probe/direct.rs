@@ -1,4 +1,4 @@
-//! Whether files of a directory can be read around the page cache, and with what alignment.
+//! Tries O_DIRECT on a file of a directory.
 
 use std::fs;
 use std::io;
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use crate::file::{DirectAlign, File};
 
-/// What O_DIRECT does in one directory.
+/// The result of an O_DIRECT read in a directory.
 #[derive(Debug)]
 pub struct DirectReport {
-    /// The file that was tried; `None` when the directory has no regular file, and then nothing was tried.
+    /// The file; `None` when the directory has no regular file to read.
     pub file: Option<PathBuf>,
     /// Type of the file system, as mount(8) names it, or its number in hexadecimal.
     pub file_system: String,
-    /// The alignment of O_DIRECT reads; in words, why files are read through the page cache instead.
+    /// The alignment of O_DIRECT reads, or why they are not possible.
     pub direct: Result<DirectAlign, String>,
 }
 
@@ -38,7 +38,7 @@ pub fn direct(dir: &Path) -> io::Result<DirectReport> {
 
 /// The alignment that a file reports, if a read that has just this alignment succeeds.
 fn confirmed_alignment(file: &File) -> Result<DirectAlign, String> {
-    let (fd, align) = file.direct()?;
+    let (fd, align) = file.direct_fd()?;
     aligned_read(fd, align).map_err(|error| {
         format!(
             "an O_DIRECT read aligned to {} bytes fails: {error}",
@@ -48,7 +48,7 @@ fn confirmed_alignment(file: &File) -> Result<DirectAlign, String> {
     Ok(align)
 }
 
-/// Reads once at offset 0. An empty file will do: it is read with length 0.
+/// Reads once at offset 0. An empty file gives a read of length 0.
 fn aligned_read(fd: impl AsFd, align: DirectAlign) -> io::Result<()> {
     let (len, memory) = (align.offset as usize, align.memory.max(1) as usize);
     let mut buffer = vec![0; len.saturating_add(memory)];
@@ -58,12 +58,12 @@ fn aligned_read(fd: impl AsFd, align: DirectAlign) -> io::Result<()> {
     Ok(())
 }
 
-/// The largest regular file of a directory: in a model that is a shard.
+/// The largest regular file of a directory.
 fn largest_file(dir: &Path) -> io::Result<Option<PathBuf>> {
     let mut largest = None;
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
-        // Follows symbolic links: model caches are directories of links.
+        // Follows symbolic links: some model caches are directories of links.
         let Ok(meta) = fs::metadata(&path) else {
             continue;
         };

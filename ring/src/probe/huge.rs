@@ -1,10 +1,9 @@
-//! Whether memory that asks for huge pages gets them: a read into one is one device request, into 4 KiB
-//! pages it is several.
+//! Tries transparent huge pages: a read into one is one request to the drive, a read into 4 KiB pages is several.
 
 use std::fs;
 use std::io;
 
-use crate::arena::{Arena, Class, HUGE_PAGE, SlabId};
+use crate::region::{HUGE_PAGE, Region};
 
 /// Transparent huge pages of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,9 +11,9 @@ pub struct HugePages {
     /// The selected word of `transparent_hugepage/enabled`: `always`, `madvise` or `never`; `None` where
     /// the kernel has no such file.
     pub setting: Option<String>,
-    /// Bytes of a test allocation that asked for huge pages and were then written to.
+    /// Bytes of a test allocation, all of them written to.
     pub tested: u64,
-    /// How many of these the kernel backs with huge pages; the error when that could not be read.
+    /// How many of them the kernel backs with huge pages; the error when it does not say.
     pub backed: Result<u64, String>,
 }
 
@@ -25,8 +24,7 @@ impl HugePages {
     }
 }
 
-/// Allocates two huge pages' worth of memory as the slabs are allocated, writes to it, and looks at
-/// what backs it.
+/// Allocates the memory of two huge pages as the slabs are allocated, writes to it, and reads what backs it.
 pub fn huge_pages() -> HugePages {
     let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
         .ok()
@@ -45,18 +43,11 @@ fn selected(setting: &str) -> Option<&str> {
 }
 
 fn backed_by_huge_pages(len: usize) -> io::Result<u64> {
-    let class = Class {
-        bytes: len,
-        count: 1,
-    };
-    let arena = Arena::new(&[class]).map_err(io::Error::other)?;
-    for at in (0..len).step_by(4096) {
-        // SAFETY: `address` is inside the slab, and no one else knows this arena.
-        unsafe { arena.address(SlabId(0), at as u64, 1).write_volatile(1) };
-    }
+    let mut region = Region::map(len).map_err(io::Error::other)?;
+    region.fill(1);
     let smaps = fs::read_to_string("/proc/self/smaps")?;
-    let address = arena.address(SlabId(0), 0, 1) as u64;
-    // The kernel may have joined the mapping with a neighbour, so it may be larger than the slab.
+    let address = region.as_ptr() as u64;
+    // The kernel may have joined the mapping with a neighbour, so it may be larger than the region.
     anon_huge_bytes(&smaps, address)
         .map(|bytes| bytes.min(len as u64))
         .ok_or_else(|| io::Error::other("the allocation is not in /proc/self/smaps"))
