@@ -13,9 +13,8 @@ mod tests;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use colibri_ring::arena::ArenaError;
 use colibri_ring::bulk::BulkError;
-use colibri_ring::extent::RangeError;
+use colibri_ring::{ArenaError, RangeError};
 
 use crate::quant::encode::NotFinite;
 use crate::quant::infer::Refusal;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use colibri_ring::engine::EngineKind;
+use colibri_ring::EngineKind;
 use colibri_uring::shards::Shards;
 use safetensors::tensor::Metadata;
 

@@ -4,13 +4,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 
-use colibri_ring::arena::SlabId;
-use colibri_ring::device::Completion;
-use colibri_ring::drive::Window;
-use colibri_ring::extent::{Chunk, Layout, Range};
-use colibri_ring::file::File;
-use colibri_ring::replica::{DirectMode, Files, Replica};
-use colibri_ring::schedule::{Priority, Scheduler};
+use colibri_ring::extent::Chunk;
+use colibri_ring::schedule::Completion;
+use colibri_ring::schedule::Scheduler;
+use colibri_ring::{DirectMode, File, Files, Priority, Range, Replica, SlabId, Window};
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
 const MIB: u64 = 1 << 20;
@@ -49,9 +46,9 @@ fn copies(drives: usize) -> Files {
     Files::new(vec![(0..drives).map(copy).collect()], DirectMode::Off).expect("buffered")
 }
 
-fn chunks(n: u64) -> Vec<Chunk> {
-    let layout = Layout::new(&expert(n), 4096).expect("inside the file");
-    layout.chunks(2 * MIB, 4096)
+fn chunks(files: &Files, n: u64) -> Vec<Chunk> {
+    let layout = files.layout(&expert(n)).expect("inside the file");
+    layout.chunks(2 * MIB)
 }
 
 /// Pushes eight experts, and gives every chunk to a drive and takes it back.
@@ -79,15 +76,16 @@ fn drain(scheduler: &mut Scheduler, experts: &[Vec<Chunk>]) {
 }
 
 fn benches(c: &mut Criterion) {
+    let files = copies(1);
     let ranges = expert(7);
     c.bench_function("extents of an expert", |b| {
-        b.iter(|| Layout::new(black_box(&ranges), 4096));
+        b.iter(|| files.layout(black_box(&ranges)));
     });
-    let layout = Layout::new(&ranges, 4096).expect("inside the file");
+    let layout = files.layout(&ranges).expect("inside the file");
     c.bench_function("chunks of an expert", |b| {
-        b.iter(|| black_box(&layout).chunks(2 * MIB, 4096));
+        b.iter(|| black_box(&layout).chunks(2 * MIB));
     });
-    let experts: Vec<Vec<Chunk>> = (0..8).map(chunks).collect();
+    let experts: Vec<Vec<Chunk>> = (0..8).map(|n| chunks(&files, n)).collect();
     let count: usize = experts.iter().map(Vec::len).sum();
     for drives in [1, 4] {
         for pinned in [false, true] {
@@ -98,7 +96,7 @@ fn benches(c: &mut Criterion) {
                 "by completion"
             };
             if pinned {
-                files.pin(vec![1; drives]);
+                files.set_weights(vec![1; drives]);
             }
             let name = format!("8 experts ({count} chunks) over {drives} drives, {how}");
             c.bench_function(&name, |b| {

@@ -69,10 +69,10 @@ pub enum RangeFault {
         /// Its size in bytes when it was opened.
         size: u64,
     },
-    /// No such file.
+    /// The engine has no file with this index.
     #[error("file {0}: there is no file with this index, or no copy of it")]
     NoFile(u32),
-    /// No such part.
+    /// A slab has fewer parts.
     #[error("part {0}: a slab has {PARTS} parts")]
     NoPart(u8),
     /// All ranges together are larger than any memory.
@@ -349,10 +349,10 @@ mod tests {
         assert!(fault(range(0, 9_000, 1_000, 0)).is_ok());
         for (offset, len) in [(9_000, 1_001), (10_001, 1), (u64::MAX, 1), (1, u64::MAX)] {
             let error = fault(range(0, offset, len, 0)).unwrap_err();
-            let wanted = format!(
+            let expected = format!(
                 "cannot read {len} bytes at offset {offset} of shard: the file has 10000 bytes"
             );
-            assert_eq!(error, wanted);
+            assert_eq!(error, expected);
         }
         assert!(fault(range(1, 0, 1, 0)).unwrap_err().contains("file 1"));
         assert!(fault(range(0, 0, 1, 2)).unwrap_err().contains("part 2"));
@@ -392,9 +392,9 @@ mod tests {
                     *sum += part;
                 }
             }
-            let mut wanted = [0; PARTS];
-            ranges.iter().for_each(|range| wanted[range.part as usize] += range.len);
-            prop_assert_eq!(payload, wanted);
+            let mut requested = [0; PARTS];
+            ranges.iter().for_each(|range| requested[range.part as usize] += range.len);
+            prop_assert_eq!(payload, requested);
             prop_assert!(chunks.is_sorted_by_key(Chunk::first_part));
         }
     }

@@ -286,9 +286,9 @@ impl RingReader {
         RingReader { file, ring }
     }
 
-    /// Extends `buf`, which holds the start of the file, to `want` bytes.
-    async fn fill(&self, mut buf: Vec<u8>, want: u64) -> Result<Vec<u8>, FileError> {
-        let end = want as usize;
+    /// Extends `buf`, which holds the start of the file, to `len` bytes.
+    async fn fill(&self, mut buf: Vec<u8>, len: u64) -> Result<Vec<u8>, FileError> {
+        let end = len as usize;
         buf.reserve_exact(end.saturating_sub(buf.len()));
         while let Ok(ring) = &self.ring
             && buf.len() < end
@@ -302,14 +302,14 @@ impl RingReader {
         }
         // pread repeats what the ring could not read (no descriptor left, an old kernel, an error, the end of the file), so that
         // both paths give the same errors.
-        fill_by_pread(&self.file, &mut buf, want)?;
+        fill_by_pread(&self.file, &mut buf, len)?;
         Ok(buf)
     }
 }
 
-/// Extends `buf`, which holds the start of the file, to `want` bytes.
-fn fill_by_pread(file: &File, buf: &mut Vec<u8>, want: u64) -> Result<(), FileError> {
-    let (at, end) = (buf.len(), want as usize);
+/// Extends `buf`, which holds the start of the file, to `len` bytes.
+fn fill_by_pread(file: &File, buf: &mut Vec<u8>, len: u64) -> Result<(), FileError> {
+    let (at, end) = (buf.len(), len as usize);
     if at < end {
         buf.reserve_exact(end - at);
         buf.resize(end, 0);
@@ -356,9 +356,9 @@ mod tests {
             // Data after a header must not matter; here it is more of the same byte.
             .collect();
         let files = files(dir.path(), &made);
-        let want: Vec<_> = (0..100).map(|i| (sizes(i), i as u8)).collect();
+        let expected: Vec<_> = (0..100).map(|i| (sizes(i), i as u8)).collect();
         for engine in [EngineKind::Auto, EngineKind::Pread] {
-            assert_eq!(lengths(&files, engine).unwrap(), want);
+            assert_eq!(lengths(&files, engine).unwrap(), expected);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Drives a device on the caller's thread, whenever the caller waits.
 //!
 //! This suits a caller that only reads: there is no other thread to wake, and one system call submits requests and waits for the
-//! next completion. The drives idle while such a caller computes; a caller that computes needs the ring thread.
+//! next completion. A caller that computes between waits leaves the drives idle, and needs the ring thread.
 
 use std::collections::VecDeque;
 

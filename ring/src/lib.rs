@@ -1,7 +1,7 @@
 //! Reads ranges of files into registered slabs of memory, through io_uring and around the page cache.
 //!
 //! A program that streams data much larger than memory (weights of a model, columns of a database) knows which bytes it needs next
-//! and wants them at the speed of its drives. `colibri-ring` reads them in batches with O_DIRECT, keeps each drive's queue full,
+//! and needs them at the speed of its drives. `colibri-ring` reads them in batches with O_DIRECT, keeps each drive's queue full,
 //! reads urgent ranges before prefetched ones, and uses several copies of a file at the sum of their drives' bandwidths. It runs on
 //! Linux; where io_uring is denied, threads with pread do the same.
 //!
@@ -83,7 +83,7 @@
 //! [`Prefetch`](Priority::Prefetch) waits until no demand does, uses a share of a drive's window, and can be
 //! [promoted](Engine::promote) or [abandoned](Engine::abandon). A file may have copies on several drives: each drive reads in
 //! proportion to its speed, and a read that fails on one copy goes to another. Each copy may use another device and its own
-//! [`DirectMode`], such as io_uring for a local drive and threads for a network mount:
+//! [`DirectMode`], here io_uring for a local drive and threads for a network mount:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -186,3 +186,7 @@ pub use options::Options;
 pub use region::ArenaError;
 pub use replica::{DirectMode, DirectRefused, Files, Replica, Replicas};
 pub use stats::{SourceStats, Stats};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -132,30 +132,30 @@ impl Uring {
                 iov_len: bytes,
             })
             .collect();
+        let mut refused = None;
         let mut count = regions.len();
         while count > 0 {
             // SAFETY: the regions stay mapped as long as the ring: the ring holds the arena, and drains before it drops.
             match unsafe { self.ring.submitter().register_buffers(&regions[..count]) } {
                 Ok(()) => {
                     self.registered = count;
-                    return;
+                    break;
                 }
                 Err(e) => {
-                    let fewer = match e.raw_os_error() {
-                        // Every attempt touches what it registers, so few are made.
-                        Some(libc::ENOMEM) => count / 2,
-                        _ => 0,
-                    };
-                    REGIONS_REFUSED.call_once(|| {
-                        let error = KernelError::new(KernelCall::RegisterBuffers, &e);
-                        let all = regions.len();
-                        tracing::warn!(
-                            "only {fewer} or fewer of {all} slab regions are registered with io_uring: {error}"
-                        );
-                    });
-                    count = fewer;
+                    let fewer_may_fit = e.raw_os_error() == Some(libc::ENOMEM);
+                    refused = Some(KernelError::new(KernelCall::RegisterBuffers, &e));
+                    // Every attempt touches what it registers, so few are made.
+                    count = if fewer_may_fit { count / 2 } else { 0 };
                 }
             }
+        }
+        if let Some(error) = refused {
+            let (some, all) = (self.registered, regions.len());
+            REGIONS_REFUSED.call_once(|| {
+                tracing::warn!(
+                    "{some} of {all} slab regions are registered with io_uring: {error}"
+                );
+            });
         }
     }
 

@@ -1,29 +1,29 @@
-//! Finding the smallest window that keeps a drive busy, while it works.
+//! Searches the smallest window that keeps a drive busy, while the drive works.
 //!
-//! What is at a drive cannot be overtaken by a more urgent read, so the window should be no larger than what gives the drive's
-//! bandwidth. Two windows take turns, each for a quarter of a second of full windows; after five turns each, the median of
-//! the ratios decides. Turns, because a drive's speed drifts, and throttles work in slices of a tenth of a second. Halving is
-//! tried before doubling; what was found is doubted again after 64 GiB.
+//! A more urgent read cannot overtake the reads that a drive has, so its window should be no larger than its bandwidth needs. Two
+//! windows alternate in turns of a quarter of a second of full windows, because a drive's speed drifts and throttles work in slices
+//! of a tenth of a second. After five turns each, the median of the ratios decides. Halving is tried before doubling; the
+//! search starts again after 64 GiB.
 
 /// Seconds of full windows in a turn.
 const TURN_SECONDS: f64 = 0.25;
-/// Windows' worth of bytes in a turn, at least.
+/// Least number of windows of bytes in a turn.
 const TURN_WINDOWS: u64 = 8;
 /// Turns of each window, odd.
 const TURNS: usize = 5;
-/// The part of a larger window's bandwidth that is enough.
+/// The smaller window wins if it has this part of the larger one's bandwidth.
 const ENOUGH: f64 = 0.97;
-/// Bytes after which a decision is looked at again.
+/// Bytes after which the search starts again.
 const REST: u64 = 64 << 30;
 
-/// What is being found out.
+/// What the turns compare.
 #[derive(Debug)]
 enum State {
-    /// Whether half of the window is enough.
+    /// The window with half of it.
     Half,
-    /// Whether twice the window gives more.
+    /// The window with twice as much.
     Double,
-    /// Nothing, for so many bytes.
+    /// Nothing, for this many bytes.
     Rest(u64),
 }
 
@@ -32,12 +32,11 @@ enum State {
 pub(crate) struct Search {
     /// The least and the most bytes of a window.
     bounds: (u64, u64),
-    /// The best so far.
     best: u64,
     state: State,
-    /// Whether the other window has its turn.
+    /// Whether this turn is the other window's.
     other: bool,
-    /// Bytes since the window has been full without a break: the first window's worth came while it filled.
+    /// Bytes since the window became full. Those up to the size of the window came while it filled and do not count.
     stretch: u64,
     /// Bytes and seconds of the present turn.
     bytes: u64,
@@ -75,7 +74,8 @@ impl Search {
         }
     }
 
-    /// A read of `bytes` ended `took` seconds after the one before it (0 for those that end together), with the window `full` until then.
+    /// Counts a read of `bytes` that ended `took` seconds after the one before it (0 for those that end together), and until which the
+    /// window was `full`.
     pub(crate) fn ended(&mut self, bytes: u64, took: f64, full: bool) {
         if let State::Rest(left) = &mut self.state {
             *left = left.saturating_sub(bytes);
@@ -84,7 +84,7 @@ impl Search {
             }
             return;
         }
-        // Of reads that end together the first has emptied a place in the window.
+        // Of reads that end together, the first has left the window not full.
         if !full && (took > 0.0 || self.stretch == 0) {
             self.stretch = 0;
             return;
@@ -131,7 +131,7 @@ impl Search {
             self.other = !self.other;
             return;
         };
-        // The second turn of a pair is the first of the next one: a drift meets both windows alike.
+        // The second turn of a pair is the first of the next one, so that a drift affects both windows alike.
         let ratio = if self.other {
             speed / first
         } else {
@@ -155,7 +155,7 @@ impl Search {
                 self.best = candidate;
                 self.begin(State::Double);
             }
-            // Half is not enough: perhaps the whole is not, either.
+            // Half is too small, and the window itself may be, too.
             State::Half => self.begin(State::Double),
             State::Double | State::Rest(_) => self.begin(State::Rest(REST)),
         }
@@ -187,7 +187,7 @@ mod tests {
             while left > 0 {
                 let factor = 1.0 + noise * (2.0 * random() - 1.0);
                 let took = 2.0 * MIB as f64 / speed(window) * factor;
-                // What is left when the window is no longer full is not counted.
+                // The rest, with which the window is not full, does not count.
                 search.ended(2 * MIB, took, left >= window);
                 left -= 2 * MIB;
             }
@@ -196,13 +196,13 @@ mod tests {
         search.best
     }
 
-    /// Throughput with a latency that only more bytes at once hide.
+    /// Throughput with a latency that only larger windows hide.
     fn piped(bandwidth: f64, latency: f64) -> impl Fn(u64) -> f64 {
         move |window| bandwidth.min(window as f64 / latency)
     }
 
     #[test]
-    fn the_smallest_window_that_is_enough_is_found() {
+    fn the_smallest_sufficient_window_is_found() {
         let random = &mut || 0.5;
         for (needed, found) in [(1, 4), (4, 4), (5, 8), (8, 8), (10, 16), (40, 16)] {
             let latency = (needed * MIB) as f64 / 2e9;
@@ -212,13 +212,13 @@ mod tests {
     }
 
     #[test]
-    fn too_little_to_do_decides_nothing() {
+    fn an_idle_drive_keeps_its_window() {
         let best = settle(piped(2e9, 1e-4), 40 << 30, 6 * MIB, 0.0, &mut || 0.5);
         assert_eq!(best, 8 * MIB);
     }
 
     #[test]
-    fn what_was_found_is_doubted_later() {
+    fn the_search_starts_again_later() {
         let now = std::cell::Cell::new(0u64);
         let speed = |window: u64| {
             now.set(now.get() + 2 * MIB);
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(best, 8 * MIB);
     }
 
-    /// What is found for a drive that needs `needed` MiB and gets slower and faster in waves of some seconds by `drift`.
+    /// The window that is found for a drive that needs `needed` MiB and gets slower and faster in waves of some seconds by `drift`.
     fn settle_noisy(seed: u64, needed: u64, drift: f64) -> u64 {
         let mut state = seed | 1;
         let mut random = move || {
@@ -259,8 +259,8 @@ mod tests {
     }
 
     #[test]
-    fn noise_seldom_hides_that_less_is_enough() {
-        // Five ratios with noise of 1.5% each and a drift may be misleading: then a larger window stays, which costs nothing but latency.
+    fn noise_seldom_hides_a_smaller_window() {
+        // Five ratios with noise of 1.5% each and a drift may mislead: then a larger window stays, which costs only latency.
         let smallest =
             |seed: &u64| settle_noisy(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15), 1, 0.3) == 4 * MIB;
         let found = (1..=200u64).filter(smallest).count();

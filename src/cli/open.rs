@@ -5,8 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use colibri_ring::engine::Options;
-use colibri_ring::replica::Stats;
+use colibri_ring::{Options, Stats};
 use colibri_uring::config::Config;
 use colibri_uring::model::{
     Model, ModelError, Phase, PredictionError, Session, SessionOptions, check_context, prediction,
@@ -382,7 +381,7 @@ pub fn engine_stats(session: &mut Session, opened: &LoadedModel) -> EngineStats 
     if let Some(reads) = store.read_stats() {
         let latency = &reads.latency_us;
         stats.direct = reads.direct;
-        stats.ring_enters = reads.enters;
+        stats.ring_enters = reads.syscalls;
         stats.window_bytes = reads.windows.clone();
         stats.expert_bytes_read = reads.bytes();
         stats.latency_us = Latency {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use colibri_ring::file::FileError;
+use colibri_ring::FileError;
 use colibri_ring::headers::HeaderError;
 
 use super::Dtype;

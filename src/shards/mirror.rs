@@ -12,8 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use colibri_ring::file::{File, FileError};
 use colibri_ring::headers::PREFIX;
+use colibri_ring::{File, FileError};
 
 use super::ShardError;
 

@@ -20,11 +20,8 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use colibri_ring::engine::EngineKind;
-use colibri_ring::file::File;
 use colibri_ring::headers::read_headers;
-use colibri_ring::limits;
-use colibri_ring::replica::{Replica, Replicas};
+use colibri_ring::{EngineKind, File, Replica, Replicas, limits};
 
 pub use dtype::Dtype;
 pub use error::{Flaw, ShardError};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use bytemuck::allocation::try_zeroed_slice_box;
-use colibri_ring::file::{Advice, File};
+use colibri_ring::{Advice, File};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 

@@ -1,7 +1,7 @@
 //! A sample of a shard's content: models of one architecture have the same names, sizes and headers, and differ in their weights.
 
-use colibri_ring::file::{File, FileError};
 use colibri_ring::headers::PREFIX;
+use colibri_ring::{File, FileError};
 
 /// Bytes that are read at a place.
 const BLOCK: u64 = 64 << 10;

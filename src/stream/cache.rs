@@ -1,6 +1,6 @@
 //! Which expert is in which slab, and which one makes room for another. Pure bookkeeping, no I/O.
 
-use colibri_ring::arena::SlabId;
+use colibri_ring::SlabId;
 
 use super::usage::age;
 

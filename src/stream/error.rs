@@ -1,9 +1,6 @@
 //! What can go wrong with experts in a stream.
 
-use colibri_ring::engine::EngineError;
-use colibri_ring::extent::RangeError;
-use colibri_ring::replica::DirectRefused;
-use colibri_ring::schedule::ReadError;
+use colibri_ring::{DirectRefused, EngineError, RangeError, ReadError};
 
 use crate::quant::encode::NotFinite;
 

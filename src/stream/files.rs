@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use colibri_ring::extent::{Layout, Range};
-use colibri_ring::file::File;
-use colibri_ring::replica::{DirectMode, Files, Replica, Replicas};
+use colibri_ring::{DirectMode, File, Files, Layout, Range, Replica, Replicas};
 
 use super::StreamError;
 use super::cache::Key;
@@ -80,7 +78,7 @@ impl ExpertFiles {
         for layer in experts.catalog.layers() {
             for expert in 0..experts.catalog.experts() as u32 {
                 let key = Key { layer, expert };
-                sizes.push((experts.stored_bytes(key), experts.layout(key)?.footprint));
+                sizes.push((experts.stored_bytes(key), experts.layout(key)?.footprint()));
             }
         }
         experts.classes = slots::footprints(sizes.into_iter());
@@ -90,7 +88,7 @@ impl ExpertFiles {
     /// Pins the ratio of the bytes that are read from each directory of the model (the first weight) and from each mirror (the
     /// others); one with 0 is read only where no other copy is left.
     pub fn pin(&mut self, shards: &Shards, weights: &[u32]) {
-        self.files.pin(source_weights(shards, weights));
+        self.files.set_weights(source_weights(shards, weights));
     }
 
     /// Footprint and number of the experts of each slab class.
@@ -177,10 +175,12 @@ impl ExpertFiles {
             ranges.push(range(m.scales, projection));
             ranges.push(range(weights, projection));
         }
-        Layout::new(&ranges, self.align()).map_err(|source| StreamError::Range {
-            tensor: self.tensor_at(key, None, source.offset, source.len),
-            source,
-        })
+        self.files
+            .layout(&ranges)
+            .map_err(|source| StreamError::Range {
+                tensor: self.tensor_at(key, None, source.offset, source.len),
+                source,
+            })
     }
 
     /// The tensor of an expert that overlaps a byte range of a file (or of any), for messages.

@@ -1,6 +1,6 @@
 //! How many slabs of which size: experts of the same stored size share a class of slabs.
 
-use colibri_ring::arena::Class;
+use colibri_ring::Class;
 
 /// A model has at most this many classes; the sizes that are closest share one.
 const MAX_CLASSES: usize = 3;

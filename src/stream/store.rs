@@ -2,10 +2,8 @@
 
 use std::collections::VecDeque;
 
-use colibri_ring::arena::SlabId;
-use colibri_ring::engine::{Engine, Options, SlabState};
-use colibri_ring::schedule::{Event, Priority};
 use colibri_ring::sim::{Clock, SimDrive};
+use colibri_ring::{Engine, Event, Options, Priority, SlabId, SlabState};
 
 use super::cache::{Cache, Key};
 use super::catalog::{Location, Projection};
@@ -158,7 +156,7 @@ impl ExpertStore {
         let model_layers = files.catalog.layers().last().map_or(0, |last| last + 1);
         let costs = Costs {
             expert_bytes: files.mean_bytes(),
-            at_drives_bytes: options.engine.ahead_bytes() as f64 * files.files.drives() as f64,
+            at_drives_bytes: options.engine.prefetch_bytes() as f64 * files.files.drives() as f64,
             kept: share,
         };
         ExpertStore {
@@ -434,7 +432,7 @@ impl ExpertStore {
             return Ok(());
         }
         while let Some(&key) = self.prefetches.front() {
-            let Some(slab) = self.start(key, Priority::Speculative)? else {
+            let Some(slab) = self.start(key, Priority::Prefetch)? else {
                 break;
             };
             self.prefetches.pop_front();
@@ -623,7 +621,7 @@ impl ExpertStore {
     }
 
     /// What the reads did so far; `None` when the engine has stopped.
-    pub fn read_stats(&mut self) -> Option<colibri_ring::replica::Stats> {
+    pub fn read_stats(&mut self) -> Option<colibri_ring::Stats> {
         self.engine.stats()
     }
 

@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use colibri_ring::arena::{Class, SlabId};
-use colibri_ring::engine::{Engine, EngineError, Options};
-use colibri_ring::extent::Layout;
-use colibri_ring::replica::{Files, Stats};
-use colibri_ring::schedule::{Event, Priority};
+use colibri_ring::{
+    Class, Engine, EngineError, Event, Files, Layout, Options, Priority, SlabId, Stats,
+};
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 

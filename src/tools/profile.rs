@@ -7,8 +7,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use colibri_ring::engine::EngineError;
-use colibri_ring::replica::DirectRefused;
+use colibri_ring::{DirectRefused, EngineError};
 use hdrhistogram::Histogram;
 
 use crate::memory::MemoryError;

@@ -14,9 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytesize::ByteSize;
-use colibri_ring::engine::EngineError;
-use colibri_ring::file::{File, FileError};
-use colibri_ring::replica::DirectRefused;
+use colibri_ring::{DirectRefused, EngineError, File, FileError};
 
 use crate::memory::MemoryError;
 use crate::shards::{ShardError, Shards, data_sample, is_copy};

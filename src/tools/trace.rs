@@ -4,9 +4,9 @@ mod chrome;
 
 use std::time::{Duration, Instant};
 
+use colibri_ring::Priority;
 use colibri_ring::extent::PARTS;
 use colibri_ring::record::ChunkRead;
-use colibri_ring::schedule::Priority;
 
 use crate::model::{Lap, Phase, Session, Walk};
 use crate::stream::cache::Key;
@@ -95,7 +95,7 @@ pub struct Trace {
 
 impl Trace {
     /// Takes what a session and its store have recorded. `None` when they were not asked to. `sources` are names of the directories, in
-    /// the order of [`Replica::source`](colibri_ring::replica::Replica::source).
+    /// the order of [`Replica::source`](colibri_ring::Replica::source).
     pub fn take(session: &mut Session<'_>, sources: Vec<String>) -> Option<Trace> {
         let laps = session.take_laps()?;
         let (record, log) = session.store_mut().take_record()?;
@@ -174,7 +174,7 @@ impl Trace {
 pub fn priority_name(priority: Priority) -> &'static str {
     match priority {
         Priority::Demand => "demand",
-        Priority::Speculative => "speculative",
+        Priority::Prefetch => "speculative",
         Priority::Preload => "preload",
     }
 }

@@ -6,12 +6,10 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use colibri_ring::arena::{Class, SlabId};
-use colibri_ring::engine::{Engine, EngineError, Options};
-use colibri_ring::extent::{Layout, Range};
-use colibri_ring::file::File;
-use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica};
-use colibri_ring::schedule::{Event, Priority, ReadError};
+use colibri_ring::{
+    Class, DirectMode, DirectRefused, Engine, EngineError, Event, File, Files, Options, Priority,
+    Range, ReadError, Replica, SlabId,
+};
 
 use crate::memory::{self, MemoryError};
 use crate::shards::{MirrorFile, Shards};
@@ -156,7 +154,7 @@ pub fn compare(
                         len,
                         part: 0,
                     };
-                    let layout = Layout::new(&[range], files.align()).expect("inside a file");
+                    let layout = files.layout(&[range]).expect("inside a file");
                     engine.read(slab, Priority::Demand, layout);
                     slab
                 };

@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use colibri_ring::arena::{HUGE_PAGE, Region, SLAB_ALIGN};
 use colibri_ring::bulk;
-use colibri_ring::extent::{self, Layout};
+use colibri_ring::bulk::{HUGE_PAGE, Region, SLAB_ALIGN};
+use colibri_ring::extent::{self};
 
 use super::quantised::{self, Plan, packed_bytes};
 use super::{Matrices, Store, Weight, WeightError, activations_of, floats};
@@ -215,14 +215,14 @@ impl<'a> Loader<'a> {
     ) -> Result<(), WeightError> {
         let files = self.shards.replicas();
         let ranges: Vec<_> = self.wanted.iter().map(|wanted| wanted.range).collect();
-        let layout = Layout::new(&ranges, bulk::align(&files)).map_err(|source| {
+        let layout = bulk::layout(&files, &ranges).map_err(|source| {
             let at = |wanted: &&Wanted| wanted.range.offset == source.offset;
             WeightError::Place {
                 name: self.name(at),
                 source,
             }
         })?;
-        let footprint = layout.footprint;
+        let footprint = layout.footprint();
         let bytes = usize::try_from(footprint).unwrap_or(usize::MAX);
         // Where everything is quantised, nothing may be left.
         let mut memory = Region::map(bytes.max(1)).map_err(|source| WeightError::Memory {
@@ -233,14 +233,14 @@ impl<'a> Loader<'a> {
         let total = footprint.saturating_add(floats);
         let done = AtomicU64::new(0);
         let heard = |n| progress(done.fetch_add(n, Ordering::Relaxed) + n, total);
-        bulk::read(&files, &layout.spans, direct, &mut memory, &heard).map_err(|source| {
+        bulk::read(&files, &layout, direct, &mut memory, &heard).map_err(|source| {
             let at = |wanted: &&Wanted| wanted.overlaps(source.file, source.offset);
             WeightError::Read {
                 name: self.name(at),
                 source,
             }
         })?;
-        let places = layout.places.iter().zip(&ranges);
+        let places = layout.places().iter().zip(&ranges);
         let resident = Resident {
             ranges: places
                 .map(|(at, range)| *at as usize..(*at + range.len) as usize)
@@ -349,8 +349,8 @@ pub fn resident_bytes<'t>(
         }
     }
     // What cannot be laid out cannot be loaded either, and loading says why.
-    let laid_out = Layout::new(&ranges, bulk::align(&shards.replicas()));
-    let footprint = laid_out.map_or(u64::MAX, |layout| layout.footprint);
+    let laid_out = bulk::layout(&shards.replicas(), &ranges);
+    let footprint = laid_out.map_or(u64::MAX, |layout| layout.footprint());
     let pages = footprint.checked_next_multiple_of(HUGE_PAGE as u64);
     vectors.saturating_add(pages.unwrap_or(u64::MAX))
 }

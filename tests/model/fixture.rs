@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use colibri_ring::engine::Options;
-use colibri_ring::replica::DirectMode;
+use colibri_ring::{DirectMode, Options};
 use colibri_uring::config::Config;
 use colibri_uring::model::{LoadOptions, Model, prediction};
 use colibri_uring::shards::Shards;

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use colibri_ring::drive::Window;
-use colibri_ring::engine::Options;
 use colibri_ring::sim::{Clock, SimDrive};
+use colibri_ring::{Options, Window};
 use colibri_uring::config::Config;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::slots::{Budget, slots};
@@ -39,7 +38,7 @@ fn bench(drives: Vec<SimDrive>, per_layer: usize, lookahead: Lookahead) -> Bench
     let experts = catalog.experts();
     let files = ExpertFiles::on_drives(&shards, catalog, drives.len()).unwrap();
     let layouts = files.layouts().unwrap();
-    let footprint = |l: &colibri_ring::extent::Layout| l.spans.iter().map(|s| s.len).sum::<u64>();
+    let footprint = |l: &colibri_ring::Layout| l.spans().iter().map(|s| s.len).sum::<u64>();
     let read_bytes = layouts.iter().map(footprint).max().unwrap();
     let budget = Budget::SlotsPerLayer(per_layer);
     let slots = slots(&files.footprints(), files.moe_layers(), TOP_K, budget).unwrap();
@@ -131,13 +130,13 @@ fn any_drive() -> impl Strategy<Value = SimDrive> {
         any::<bool>(),
     )
         .prop_map(
-            |(rate, latency, mut changes, fails_at, short_every, at_once)| {
+            |(rate, latency, mut changes, fails_at, short_every, bursts)| {
                 changes.sort();
                 SimDrive {
                     changes,
                     fails_at,
                     short_every,
-                    at_once,
+                    bursts,
                     ..SimDrive::new(rate * 1024, Duration::from_micros(latency))
                 }
             },

@@ -3,8 +3,7 @@
 
 use std::path::PathBuf;
 
-use colibri_ring::engine::{EngineKind, Options};
-use colibri_ring::replica::DirectMode;
+use colibri_ring::{DirectMode, EngineKind, Options};
 use colibri_uring::config::Config;
 use colibri_uring::quant::Matrix;
 use colibri_uring::shards::{Cache, Shards};

@@ -4,8 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use colibri_ring::engine::{EngineKind, Options};
-use colibri_ring::replica::DirectMode;
+use colibri_ring::{DirectMode, EngineKind, Options};
 use colibri_uring::config::Config;
 use colibri_uring::model::{LoadOptions, Model, Session, SessionOptions};
 use colibri_uring::pool::Pool;

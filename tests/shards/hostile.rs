@@ -1,7 +1,7 @@
 //! Every way in which a shard can be wrong: the error names the file and the tensor, and says what it is.
 //! Each is read with either engine.
 
-use colibri_ring::engine::EngineKind;
+use colibri_ring::EngineKind;
 use colibri_ring::headers::HeaderError;
 use colibri_uring::shards::{Dtype, Flaw, MAX_HEADER, ShardError, Shards};
 

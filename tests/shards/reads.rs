@@ -1,6 +1,6 @@
 //! What is read out of good shards.
 
-use colibri_ring::engine::EngineKind;
+use colibri_ring::EngineKind;
 use colibri_uring::shards::{Cache, Dtype, ShardError, Shards};
 use half::{bf16, f16};
 

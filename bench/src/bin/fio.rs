@@ -18,7 +18,7 @@ use bytesize::ByteSize;
 use clap::Parser;
 use colibri_bench::fio::{self, HugePages};
 use colibri_bench::median;
-use colibri_ring::file::File;
+use colibri_ring::File;
 use colibri_uring::tools::profile::{Blocks, Reader, Run, Target};
 
 /// Random reads by the ring and by fio in turn: bandwidth and processor time

@@ -11,12 +11,10 @@ use anyhow::Context;
 use clap::Parser;
 use colibri_bench::lab::{Backing, Lab};
 use colibri_bench::median;
-use colibri_ring::arena::{Class, SlabId};
-use colibri_ring::engine::{Engine, EngineKind, Options};
-use colibri_ring::extent::{Layout, Range};
-use colibri_ring::file::{Advice, File};
-use colibri_ring::replica::{DirectMode, Files, Replica};
-use colibri_ring::schedule::{Event, Priority};
+use colibri_ring::{
+    Advice, Class, DirectMode, Engine, EngineKind, Event, File, Files, Layout, Options, Priority,
+    Range, Replica, SlabId,
+};
 use colibri_uring::tools::measure::{self, Load, Measured, Rng};
 
 const MIB: u64 = 1 << 20;
@@ -160,7 +158,9 @@ fn read(
             len: expert * (to - from) / 4,
             part,
         };
-        Layout::new(&[range(0, 3, 0), range(3, 4, 1)], files.align()).expect("inside the file")
+        files
+            .layout(&[range(0, 3, 0), range(3, 4, 1)])
+            .expect("inside the file")
     };
     match args.batch {
         Some(batch) => in_batches(

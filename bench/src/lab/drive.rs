@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use colibri_ring::file::{Advice, File};
+use colibri_ring::{Advice, File};
 
 use super::{LabError, run};
 

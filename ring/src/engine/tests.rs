@@ -84,10 +84,10 @@ fn a_complete_part_keeps_its_bytes_while_the_rest_is_read() {
             ]
         };
         let check = |engine: &Engine, slab, n: u64, range: usize| {
-            let (wanted, payload) = (ranges(n)[range], engine.payload(slab, range));
-            assert_eq!(payload.len() as u64, wanted.len);
+            let (expected, payload) = (ranges(n)[range], engine.payload(slab, range));
+            assert_eq!(payload.len() as u64, expected.len);
             for (i, got) in payload.iter().enumerate().step_by(97) {
-                assert_eq!(*got, byte(wanted.offset + i as u64));
+                assert_eq!(*got, byte(expected.offset + i as u64));
             }
         };
         for round in 0..rounds {

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use colibri_ring::probe::{self, direct, huge, limit};
-use colibri_ring::replica::DirectMode;
+use colibri_ring::probe::{self, direct, huge};
+use colibri_ring::{DirectMode, limits};
 use colibri_uring::config::Config;
 use colibri_uring::runtime::plan::{self, PlanRequest};
 use colibri_uring::shards::Shards;
@@ -176,7 +176,7 @@ fn uring() -> Check {
 }
 
 fn memlock() -> Check {
-    let (limit, exempt) = (limit::memlock(), limit::may_lock_any_memory());
+    let (limit, exempt) = (limits::memlock(), limits::may_lock_any_memory());
     let found = match limit.hard {
         _ if exempt => "any amount of memory may be registered (CAP_IPC_LOCK)".to_owned(),
         None => "no limit on registered memory".to_owned(),
@@ -217,7 +217,7 @@ fn huge_pages() -> Check {
 }
 
 fn descriptors() -> Check {
-    let limit = limit::descriptors();
+    let limit = limits::descriptors();
     let found = match limit.hard {
         Some(hard) => format!("{} may be open", pluralize(hard, "file")),
         None => "any number of files may be open".to_owned(),

@@ -129,7 +129,7 @@ impl Report {
             reserve_bytes: available.map(|a| a.reserve),
             cgroup: available.and_then(cgroup),
             slabs: plan.map_or_else(Vec::new, |plan| {
-                let class = |class: &colibri_ring::arena::Class| Slabs {
+                let class = |class: &colibri_ring::Class| Slabs {
                     bytes: class.bytes,
                     count: class.count,
                 };

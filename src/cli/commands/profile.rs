@@ -14,10 +14,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, ensure};
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
-use colibri_ring::engine::Options;
-use colibri_ring::extent::Layout;
-use colibri_ring::file::File;
-use colibri_ring::replica::DirectMode;
+use colibri_ring::{DirectMode, File, Layout, Options};
 use colibri_uring::config::Config;
 use colibri_uring::runtime::plan::{self, PlanError, PlanRequest, Roots};
 use colibri_uring::shards::Shards;
@@ -335,7 +332,7 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
     let experts = ExpertFiles::new(&shards, catalog, DirectMode::Off)?;
     let layouts = experts.layouts()?;
     ensure!(!layouts.is_empty(), "the model has no routed experts");
-    let bytes: u64 = layouts.iter().map(|layout| layout.footprint).sum();
+    let bytes: u64 = layouts.iter().map(|layout| layout.footprint()).sum();
     let top_k = config.num_experts_per_tok;
     let token = bytes as f64 / layouts.len() as f64 * (experts.moe_layers() * top_k) as f64;
     let count = layouts.len() as u64;
@@ -348,11 +345,11 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
         })
         .map_err(|error| error.to_string());
     // Only the files that hold experts are dropped from the page cache.
-    let spans = layouts.iter().flat_map(|layout| &layout.spans);
+    let spans = layouts.iter().flat_map(|layout| layout.spans());
     let used: BTreeSet<u32> = spans.map(|span| span.file).collect();
     let used: Vec<u32> = used.into_iter().collect();
     let blocks = match args.block_size.as_slice() {
-        [] => as_they_lie(&layouts, &used, experts.align()),
+        [] => as_they_lie(&layouts, &used),
         given => given.iter().map(|size| Blocks::Anywhere(size.0)).collect(),
     };
     let files = (used.iter()).map(|&file| shards.files()[file as usize].clone());
@@ -386,17 +383,15 @@ fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64,
 }
 
 /// Experts whole, and in the pieces that decoding reads. `used` has the files in order.
-fn as_they_lie(layouts: &[Layout], used: &[u32], align: u64) -> Vec<Blocks> {
+fn as_they_lie(layouts: &[Layout], used: &[u32]) -> Vec<Blocks> {
     let chunk = Options::default().chunk_bytes;
     let extent = |(file, offset, len): (u32, u64, u64)| {
         let file = used.binary_search(&file).ok()? as u32;
         Some((file, offset, len))
     };
-    let spans = layouts.iter().flat_map(|layout| &layout.spans);
+    let spans = layouts.iter().flat_map(|layout| layout.spans());
     let whole = spans.map(|s| (s.file, s.offset, s.len)).filter_map(extent);
-    let chunks = layouts
-        .iter()
-        .flat_map(|layout| layout.chunks(chunk, align));
+    let chunks = layouts.iter().flat_map(|layout| layout.chunks(chunk));
     let pieces = chunks.map(|c| (c.file, c.offset, c.len)).filter_map(extent);
     let mut blocks = vec![large(whole.collect()), large(pieces.collect())];
     blocks.dedup_by_key(|blocks| blocks.longest());

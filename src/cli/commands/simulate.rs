@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use colibri_ring::engine::Options;
+use colibri_ring::Options;
 use colibri_ring::sim::{Clock, SimDrive};
 use colibri_uring::config::Config;
 use colibri_uring::pool::Pool;

@@ -21,6 +21,12 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
 /// Characters of an error, at most.
 const LONGEST: usize = 4000;
 
+/// Remedies of the library, and the flags that apply them.
+const FLAGS: [(&str, &str); 2] = [
+    ("EngineKind::Pread", "--engine pread"),
+    ("DirectMode::Off", "--direct off"),
+];
+
 /// Joins the error and its causes in one line. A cause that the message before it ends with is not repeated.
 pub fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
@@ -32,6 +38,9 @@ pub fn one_line(error: &anyhow::Error) -> String {
             line = format!("{line}: {text}");
         }
     }
+    let line = FLAGS
+        .iter()
+        .fold(line, |line, (term, flag)| line.replace(term, flag));
     // Files have a say in it, and a terminal obeys control characters.
     let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
     let shown: String = line.chars().take(LONGEST).map(shown).collect();
@@ -58,6 +67,16 @@ mod tests {
             one_line(&error),
             "cannot load the model: cannot read a: disk on fire"
         );
+    }
+
+    #[test]
+    fn a_remedy_of_the_library_becomes_a_flag() {
+        let refused = colibri_ring::KernelError {
+            call: colibri_ring::KernelCall::Enter,
+            errno: 11,
+        };
+        let line = one_line(&refused.into());
+        assert!(line.contains("(--engine pread)"), "{line}");
     }
 
     #[test]

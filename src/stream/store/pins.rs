@@ -1,6 +1,6 @@
 //! Experts that stay because earlier runs used them most.
 
-use colibri_ring::schedule::Priority;
+use colibri_ring::Priority;
 
 use super::{ExpertStore, Stage, StreamError};
 use crate::stream::cache::Key;

@@ -1,8 +1,7 @@
 //! What the store tells those who want to see what it does: what routers said, and what was read when.
 
-use colibri_ring::arena::SlabId;
-use colibri_ring::engine::SlabState;
 use colibri_ring::record::Record;
+use colibri_ring::{SlabId, SlabState};
 
 use super::ExpertStore;
 use crate::stream::demand_trace::DemandTrace;
@@ -25,7 +24,7 @@ impl ExpertStore {
         states.any(|state| matches!(state, SlabState::Filling(_)))
     }
 
-    /// Takes what [`Options::record`](colibri_ring::engine::Options::record) asked for: when chunks were read, and what they and the demands were.
+    /// Takes what [`Options::record`](colibri_ring::Options::record) asked for: when chunks were read, and what they and the demands were.
     pub fn take_record(&mut self) -> Option<(Record, DemandTrace)> {
         let log = self.log.take()?;
         // Guesses that nobody needed may be under way.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use colibri_ring::file::{Advice, File};
+use colibri_ring::{Advice, File};
 use crc32fast::Hasher;
 
 use super::plan::Shard;

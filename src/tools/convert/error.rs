@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use bytesize::ByteSize;
-use colibri_ring::file::FileError;
+use colibri_ring::FileError;
 
 use crate::config::ConfigError;
 use crate::quant::Format;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use colibri_ring::file::File;
+use colibri_ring::File;
 
 use super::manifest::{self, Identity, Manifest, SourceFile};
 use super::{ConvertError, Options};

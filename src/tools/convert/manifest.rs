@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use colibri_ring::file::File;
+use colibri_ring::File;
 use serde::{Deserialize, Serialize};
 
 use super::plan::{self, Notes, Shard, Span, is_packed};
@@ -94,7 +94,7 @@ impl Manifest {
         let shards = Shards::open(&options.sources)?;
         let config = Config::load(&options.sources[0])?;
         let (outputs, notes) = plan::plan(&shards, &config, &options.recipe, options.shard_size)?;
-        let source = |(i, file): (usize, &std::sync::Arc<colibri_ring::file::File>)| {
+        let source = |(i, file): (usize, &std::sync::Arc<colibri_ring::File>)| {
             Ok::<_, ConvertError>(SourceFile {
                 dir: shards.dir_of(i),
                 name: file.path().file_name().unwrap_or_default().into(),

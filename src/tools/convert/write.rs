@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use colibri_ring::file::Advice;
+use colibri_ring::Advice;
 
 use super::checksums::{Checksums, Pieces};
 use super::files::Sources;

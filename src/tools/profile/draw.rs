@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use colibri_ring::file::File;
+use colibri_ring::File;
 
 use super::{Blocks, ProfileError};
 use crate::tools::measure::Rng;

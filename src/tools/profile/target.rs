@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use colibri_ring::drive::Window;
-use colibri_ring::engine::{EngineKind, Options};
-use colibri_ring::extent::{Layout, Range};
-use colibri_ring::file::{Advice, File};
-use colibri_ring::replica::{DirectMode, DirectRefused, Files, Replica};
-use colibri_ring::tokio_read;
+use colibri_ring::{
+    Advice, DirectMode, DirectRefused, EngineKind, File, Files, Options, Range, Replica, Window,
+    tokio_read,
+};
 
 use super::draw::{Draw, GRID};
 use super::{Blocks, Outcome, ProfileError, Reader, Run};
@@ -34,7 +32,7 @@ impl Target {
 
     /// Why the files, or one of them, cannot be read around the page cache.
     pub fn direct_refused(&self) -> Option<String> {
-        let refused = |file: &Arc<File>| Some(file.direct().err()?.to_owned());
+        let refused = |file: &Arc<File>| Some(file.direct_fd().err()?.to_owned());
         self.files.iter().find_map(refused)
     }
 
@@ -112,7 +110,7 @@ impl Target {
                 });
             }
         };
-        let (align, slab_bytes) = (files.align(), place);
+        let slab_bytes = place;
         let load = Load {
             engine: Options {
                 kind,
@@ -139,7 +137,7 @@ impl Target {
                 len,
                 part: 0,
             };
-            Layout::new(&[range], align).expect("inside a file")
+            files.layout(&[range]).expect("inside a file")
         };
         let measured = measure::read(&files, load, next, |_, _| ())?;
         Ok(Outcome {

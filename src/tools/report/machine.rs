@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytesize::ByteSize;
-use colibri_ring::file::File;
+use colibri_ring::File;
 use colibri_ring::probe::{self, huge};
 
 use crate::memory::{self, Roots};
@@ -106,7 +106,7 @@ fn huge_pages() -> String {
 fn drive(file: &File) -> String {
     let mount = mount_of(file.path());
     let (source, kind) = mount.unwrap_or_else(|| ("unknown".into(), "unknown".into()));
-    let direct = match file.direct() {
+    let direct = match file.direct_fd() {
         Ok((_, align)) => format!("O_DIRECT with offsets aligned to {} bytes", align.offset),
         Err(reason) => format!("no O_DIRECT: {reason}"),
     };

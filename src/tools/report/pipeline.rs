@@ -8,7 +8,7 @@ use super::escape;
 use crate::model::Phase;
 use crate::tools::trace::{Chunk, Slice, Trace, phase_name, priority_name};
 
-use colibri_ring::schedule::Priority;
+use colibri_ring::Priority;
 
 const WIDTH: f64 = 1140.0;
 const LEFT: f64 = 92.0;
@@ -176,7 +176,7 @@ fn draw_chunk(trace: &Trace, chunk: &Chunk, view: View, y: f64, out: &mut String
     };
     let ahead = match chunk.priority {
         Priority::Demand => "",
-        Priority::Speculative | Priority::Preload => " ahead",
+        Priority::Prefetch | Priority::Preload => " ahead",
     };
     let _ = writeln!(
         out,

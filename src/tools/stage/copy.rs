@@ -9,12 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 
-use colibri_ring::arena::{Class, SlabId};
-use colibri_ring::engine::{Engine, EngineError, Options};
-use colibri_ring::extent::{Layout, Range};
-use colibri_ring::file::File;
-use colibri_ring::replica::{DirectMode, Files, Replica};
-use colibri_ring::schedule::{Event, Priority};
+use colibri_ring::{
+    Class, DirectMode, Engine, EngineError, Event, File, Files, Options, Priority, Range, Replica,
+    SlabId,
+};
 use rustix::fs::{Advice, FlockOperation, RenameFlags};
 
 use super::{Shard, StageError, failed, unfinished};
@@ -143,7 +141,7 @@ fn write(
             len: BLOCK.min(size - offset),
             part: 0,
         };
-        let layout = Layout::new(&[range], files.align()).expect("inside the file");
+        let layout = files.layout(&[range]).expect("inside the file");
         engine.read(slab, Priority::Demand, layout);
     };
     let mut reading: VecDeque<(SlabId, u64)> = VecDeque::new();

@@ -7,9 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use colibri_ring::engine::Options;
-use colibri_ring::extent::Layout;
-use colibri_ring::replica::{Files, Replicas};
+use colibri_ring::{Files, Layout, Options, Replicas};
 use colibri_uring::config::Config;
 use colibri_uring::memory;
 use colibri_uring::stream::{Catalog, ExpertFiles};
@@ -104,7 +102,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     for (source, dir) in dirs.iter().enumerate() {
         let files = only(&copies, source);
         let held =
-            |layout: &&Layout| (layout.spans.iter()).all(|s| !files[s.file as usize].is_empty());
+            |layout: &&Layout| (layout.spans().iter()).all(|s| !files[s.file as usize].is_empty());
         let there: Vec<&Layout> = layouts.iter().filter(held).collect();
         alone.push(if there.is_empty() {
             None
@@ -142,7 +140,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if args.copies.json {
         crate::cli::output::print_json(&report)?;
     } else {
-        let expert = layouts.iter().map(|l| l.footprint).max().unwrap_or(0);
+        let expert = layouts.iter().map(|l| l.footprint()).max().unwrap_or(0);
         to_stdout(|out| print(out, &report, &idle, expert))?;
     }
     written?;
@@ -272,7 +270,7 @@ fn measure(
         kind: args.copies.engine.into(),
         ..Options::default()
     };
-    let slab_bytes = layouts.iter().map(|l| l.footprint).max().unwrap_or(0);
+    let slab_bytes = layouts.iter().map(|l| l.footprint()).max().unwrap_or(0);
     let time = Duration::from_secs_f64(args.seconds);
     let load = Load {
         engine,

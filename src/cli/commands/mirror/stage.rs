@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use colibri_ring::engine::Options;
+use colibri_ring::Options;
 use colibri_uring::shards::Shards;
 use colibri_uring::tools::measure::mib_per_s;
 use colibri_uring::tools::stage::{Copying, Ended, Shard, State, Work, copy_shard, copy_small};

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Args;
-use colibri_ring::engine::Options;
+use colibri_ring::Options;
 use colibri_uring::shards::{Fault, Refusal, Shards, Unserved};
 use colibri_uring::tools::measure::mib_per_s;
 use colibri_uring::tools::verify::{Verdict, bytes_to_compare, path_in_mirror, verify};
