@@ -1,79 +1,73 @@
-//! Which expert is in which slab, and which one makes room for another. Pure bookkeeping, no I/O.
+//! Assigns experts to slabs and picks the one to evict. No I/O.
 
 use colibri_ring::SlabId;
 
-use super::usage::age;
+use super::eviction::{Eviction, ProtectedLfu};
+use super::key::ExpertKey;
 
-/// Tokens after which a use counts half in the choice of what makes room.
-const HALF_LIFE: f64 = 128.0;
-
-/// Names a routed expert.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
-    /// Index of the layer in the model.
-    pub layer: usize,
-    /// Expert id.
-    pub expert: u32,
-}
-
-/// What a slab holds.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     class: u8,
     held: Option<Held>,
 }
 
+/// The expert in a slab.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    key: Key,
-    /// Tick of the last demand; 0 for a prediction that was not asked for when its layer came.
-    used: u64,
-    /// Being read, or being computed from: not to be taken away.
+    key: ExpertKey,
+    /// Tick of the last use; 0 for a prediction that its router did not confirm.
+    last_use: u64,
+    /// Being read, or being computed from: not to be evicted.
     busy: bool,
 }
 
-/// Experts in slabs. Every layer has an equal share of the slabs of a class; a layer that holds more than its
-/// share (the layer computed last, usually) gives up an expert first: a wrong prediction, else the one that was used least often of
-/// late, ties to the least recently used. What the layer's last pass used is spared as long as there is something else,
-/// because a token repeats much of what the one before it used. A plain LRU over all layers would be useless: layers are visited
-/// in turn, so what it drops is always what the next token needs first.
+/// Experts in slabs. Each layer has an equal quota of the slabs. The layer that is the furthest over its quota evicts an expert: a
+/// mispredicted one, else the one of the least worth to the [`Eviction`]. A plain LRU over all layers would be useless: layers run
+/// in turn, so it evicts what the next token needs first.
 ///
-/// Pinned experts make room for nobody and count in no share.
+/// Pinned experts are never evicted and count in no quota.
 #[derive(Debug)]
-pub struct Cache {
+pub struct Cache<E = ProtectedLfu> {
     slots: Vec<Slot>,
     free: Vec<SlabId>,
     /// Slab of each expert, by `layer * experts + expert`.
     slab_of: Vec<Option<SlabId>>,
     experts: usize,
-    /// Slabs of each layer that may make room.
+    /// Slabs of each layer that may be evicted.
     by_layer: Vec<Vec<SlabId>>,
     /// How many slabs each layer holds, those of pinned experts included.
     held: Vec<usize>,
     /// By `layer * experts + expert`.
     pinned: Vec<bool>,
-    share: usize,
-    clock: u64,
-    /// Of each layer, the tick at which its last pass began.
-    pass: Vec<u64>,
-    /// Aged uses, by `layer * experts + expert`.
-    uses: Vec<f32>,
+    per_layer_quota: usize,
+    tick: u64,
+    eviction: E,
 }
 
 impl Cache {
     /// An empty cache of `counts[c]` slabs of class c, numbered class after class, for `layers` layers of
-    /// `experts` experts, of which each may keep `share`.
-    pub fn new(counts: &[usize], layers: usize, experts: usize, share: usize) -> Cache {
+    /// `experts` experts.
+    pub fn new(counts: &[usize], layers: usize, experts: usize, per_layer_quota: usize) -> Cache {
+        let eviction = ProtectedLfu::new(layers, experts, ProtectedLfu::HALF_LIFE);
+        Cache::with_eviction(counts, layers, experts, per_layer_quota, eviction)
+    }
+}
+
+impl<E: Eviction> Cache<E> {
+    /// As [`Cache::new`], with another policy.
+    pub fn with_eviction(
+        counts: &[usize],
+        layers: usize,
+        experts: usize,
+        per_layer_quota: usize,
+        eviction: E,
+    ) -> Cache<E> {
+        let slot = |class: usize| Slot {
+            class: class as u8,
+            held: None,
+        };
         let slots: Vec<Slot> = (counts.iter().enumerate())
-            .flat_map(|(c, &n)| {
-                std::iter::repeat_n(
-                    Slot {
-                        class: c as u8,
-                        held: None,
-                    },
-                    n,
-                )
-            })
+            .flat_map(|(class, &n)| std::iter::repeat_n(slot(class), n))
             .collect();
         Cache {
             free: (0..slots.len() as u32).rev().map(SlabId).collect(),
@@ -83,19 +77,18 @@ impl Cache {
             by_layer: vec![Vec::new(); layers],
             held: vec![0; layers],
             pinned: vec![false; layers * experts],
-            share,
-            clock: 0,
-            pass: vec![0; layers],
-            uses: vec![0.0; layers * experts],
+            per_layer_quota,
+            tick: 0,
+            eviction,
         }
     }
 
-    fn index(&self, key: Key) -> usize {
+    fn index(&self, key: ExpertKey) -> usize {
         key.layer * self.experts + key.expert as usize
     }
 
     /// The slab that holds an expert, or into which it is being read.
-    pub fn slab(&self, key: Key) -> Option<SlabId> {
+    pub fn slab(&self, key: ExpertKey) -> Option<SlabId> {
         self.slab_of[self.index(key)]
     }
 
@@ -104,9 +97,9 @@ impl Cache {
         self.held[layer]
     }
 
-    /// Once they are read, these experts stay; each layer may keep `share` beside them. There must be slabs that are not
-    /// pinned for whatever is demanded at once.
-    pub fn pin(&mut self, keys: &[Key], share: usize) {
+    /// Pins experts, in memory or not, and leaves each layer a quota of the other slabs. Enough slabs must remain for
+    /// the experts that are demanded at once.
+    pub fn pin(&mut self, keys: &[ExpertKey], per_layer_quota: usize) {
         for key in keys {
             let index = self.index(*key);
             self.pinned[index] = true;
@@ -114,11 +107,11 @@ impl Cache {
                 self.by_layer[key.layer].retain(|s| *s != slab);
             }
         }
-        self.share = share;
+        self.per_layer_quota = per_layer_quota;
     }
 
     /// The expert in a slab.
-    pub fn key(&self, slab: SlabId) -> Option<Key> {
+    pub fn key(&self, slab: SlabId) -> Option<ExpertKey> {
         self.slots[slab.index()].held.map(|held| held.key)
     }
 
@@ -129,35 +122,30 @@ impl Cache {
             .expect("the slab holds an expert")
     }
 
-    /// A pass of `tokens` tokens begins in a layer, which use `chosen` experts, each as often as it is in the list.
+    /// A pass of `tokens` tokens begins in a layer. `chosen` lists each expert once for every token that uses it.
     pub fn begin_pass(&mut self, layer: usize, chosen: &[u32], tokens: usize) {
-        self.clock += 1;
-        self.pass[layer] = self.clock;
-        let uses = &mut self.uses[layer * self.experts..][..self.experts];
-        age(uses, tokens as u64, HALF_LIFE);
-        for id in chosen {
-            uses[*id as usize] += 1.0;
-        }
+        self.tick += 1;
+        self.eviction.begin_pass(layer, chosen, tokens, self.tick);
     }
 
-    /// Marks an expert as demanded now.
+    /// Marks an expert as used now.
     pub fn touch(&mut self, slab: SlabId) {
-        self.clock += 1;
-        self.held(slab).used = self.clock;
+        self.tick += 1;
+        self.held(slab).last_use = self.tick;
     }
 
-    /// Marks a prediction that did not come true: it is the first to make room.
+    /// Marks a mispredicted expert: it is the first to be evicted.
     pub fn forget_use(&mut self, slab: SlabId) {
-        self.held(slab).used = 0;
+        self.held(slab).last_use = 0;
     }
 
-    /// Protects a slab from being taken away, or ends that.
+    /// Protects a slab from eviction, or ends that.
     pub fn set_busy(&mut self, slab: SlabId, busy: bool) {
         self.held(slab).busy = busy;
     }
 
-    /// A slab of a class for an expert of `layer`: a free one, or one whose expert makes room. In the second case the
-    /// former expert is forgotten, and `true` is returned beside the slab.
+    /// A slab of a class for an expert of `layer`, and whether an expert was evicted from it. `None` when all slabs of the class are
+    /// busy or pinned.
     pub fn make_room(&mut self, class: u8, layer: usize) -> Option<(SlabId, bool)> {
         if let Some(at) = self
             .free
@@ -173,48 +161,43 @@ impl Cache {
     }
 
     fn victim(&self, class: u8, layer: usize) -> Option<SlabId> {
-        let over_share = (0..self.by_layer.len())
-            .filter(|&l| self.by_layer[l].len() > self.share)
-            .filter_map(|l| Some((l, self.coldest(class, &self.by_layer[l])?)))
-            .max_by_key(|(l, _)| self.by_layer[*l].len());
-        if let Some((_, slab)) = over_share {
-            return Some(slab);
+        if !self.eviction.is_pooled() {
+            let over_quota = (0..self.by_layer.len())
+                .filter(|&l| self.by_layer[l].len() > self.per_layer_quota)
+                .filter_map(|l| Some((l, self.cheapest(class, &self.by_layer[l])?)))
+                .max_by_key(|(l, _)| self.by_layer[*l].len());
+            if let Some((_, slab)) = over_quota {
+                return Some(slab);
+            }
+            if let Some(slab) = self.cheapest(class, &self.by_layer[layer]) {
+                return Some(slab);
+            }
         }
-        let own = self.coldest(class, &self.by_layer[layer]);
-        own.or_else(|| self.coldest(class, self.by_layer.iter().flatten()))
+        self.cheapest(class, self.by_layer.iter().flatten())
     }
 
-    /// The slab of a class that may be taken and is worth least.
-    fn coldest<'a>(
+    /// The slab of a class that is not busy and is worth least.
+    fn cheapest<'a>(
         &self,
         class: u8,
         slabs: impl IntoIterator<Item = &'a SlabId>,
     ) -> Option<SlabId> {
-        let worth = |slab: SlabId| {
+        let candidates = slabs.into_iter().filter_map(|slab| {
             let slot = &self.slots[slab.index()];
             let held = slot.held.filter(|held| !held.busy && slot.class == class)?;
-            // Counts are not negative, so their bits are in their order.
-            let uses = self.uses[self.index(held.key)].to_bits();
-            let worth = match held.used {
-                0 => (0, 0, 0),
-                used if used >= self.pass[held.key.layer] => (2, 0, used),
-                used => (1, uses, used),
-            };
-            Some((worth, slab))
-        };
-        slabs
-            .into_iter()
-            .filter_map(|slab| worth(*slab))
-            .min()
-            .map(|(_, slab)| slab)
+            // Nothing is worth less than a misprediction.
+            let worth = (held.last_use > 0).then(|| self.eviction.worth(held.key, held.last_use));
+            Some((worth, *slab))
+        });
+        candidates.min().map(|(_, slab)| slab)
     }
 
     /// Puts an expert into a slab from [`Cache::make_room`]. It is busy.
-    pub fn insert(&mut self, key: Key, slab: SlabId) {
-        self.clock += 1;
+    pub fn insert(&mut self, key: ExpertKey, slab: SlabId) {
+        self.tick += 1;
         self.slots[slab.index()].held = Some(Held {
             key,
-            used: self.clock,
+            last_use: self.tick,
             busy: true,
         });
         let index = self.index(key);
@@ -225,7 +208,7 @@ impl Cache {
         }
     }
 
-    /// Forgets what is in a slab, which is free then.
+    /// Frees a slab.
     pub fn remove(&mut self, slab: SlabId) {
         let held = self.slots[slab.index()]
             .held
@@ -243,12 +226,12 @@ impl Cache {
 mod tests {
     use super::*;
 
-    fn key(layer: usize, expert: u32) -> Key {
-        Key { layer, expert }
+    fn key(layer: usize, expert: u32) -> ExpertKey {
+        ExpertKey { layer, expert }
     }
 
     /// Reads an expert and computes it.
-    fn load(cache: &mut Cache, k: Key) -> SlabId {
+    fn load(cache: &mut Cache, k: ExpertKey) -> SlabId {
         let (slab, _) = cache.make_room(0, k.layer).expect("a slab");
         cache.insert(k, slab);
         cache.set_busy(slab, false);
@@ -256,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_of_the_layer_over_its_share_goes_first() {
+    fn the_layer_over_its_quota_evicts_its_least_recently_used() {
         let mut cache = Cache::new(&[4], 2, 8, 1);
         for expert in 0..3 {
             load(&mut cache, key(0, expert));
@@ -275,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_slabs_are_never_taken() {
+    fn busy_slabs_are_never_evicted() {
         let mut cache = Cache::new(&[2], 2, 8, 0);
         let a = load(&mut cache, key(0, 0));
         let b = load(&mut cache, key(0, 1));
@@ -286,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_guess_goes_first() {
+    fn a_misprediction_is_evicted_first() {
         let mut cache = Cache::new(&[3], 1, 8, 3);
         for expert in 0..3 {
             load(&mut cache, key(0, expert));
@@ -297,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_often_used_goes_first_but_for_those_of_the_last_pass() {
+    fn the_least_frequently_used_is_evicted_unless_the_last_pass_used_it() {
         let mut cache = Cache::new(&[4], 1, 8, 4);
         let pass = |cache: &mut Cache, expert: u32| {
             cache.begin_pass(0, &[expert], 1);
@@ -318,7 +301,7 @@ mod tests {
             "used once, and not in this pass"
         );
         assert!((1..4).all(|expert| cache.slab(key(0, expert)).is_some()));
-        // What is in fashion no longer makes room in time.
+        // Experts in long use are protected in time.
         for _ in 0..600 {
             pass(&mut cache, 6);
             pass(&mut cache, 7);
@@ -341,7 +324,7 @@ mod tests {
         assert_eq!(cache.slab(key(0, 5)), Some(early));
         assert!(cache.slab(key(0, 6)).is_some() && cache.slab(key(1, 3)).is_some());
         assert_eq!((cache.holds(0), cache.holds(1)), (2, 2));
-        // A read that failed leaves nothing behind, and may be tried again.
+        // A failed read frees the slab, and may be repeated.
         cache.remove(early);
         assert_eq!(cache.holds(0), 1);
         load(&mut cache, key(0, 5));

@@ -1,8 +1,8 @@
-//! Which expert each read brings, and which demands were served from memory: what makes a record of reads readable.
+//! Records which expert each read brings, and which demands hit: gives the engine's record of chunks its meaning.
 
 use std::time::Instant;
 
-use super::cache::Key;
+use super::key::ExpertKey;
 
 /// Most entries of each kind that a trace keeps: the first hundreds of tokens of a large model.
 pub const MAX_ENTRIES: usize = 1 << 18;
@@ -21,10 +21,10 @@ pub fn entries_in(bytes: u64) -> usize {
     usize::try_from(bytes / ENTRY_BYTES as u64).map_or(MAX_ENTRIES, |n| n.min(MAX_ENTRIES))
 }
 
-/// The experts of a layer that were demanded at once.
+/// A demand for experts of a layer.
 #[derive(Clone, Copy, Debug)]
-pub struct Demanded {
-    /// When.
+pub struct DemandRecord {
+    /// When it came.
     pub at: Instant,
     /// Index of the layer.
     pub layer: u32,
@@ -34,25 +34,24 @@ pub struct Demanded {
     pub misses: u32,
 }
 
-/// What a store did, up to a number of entries.
+/// Reads and demands of a store, up to a number of entries of each.
 #[derive(Debug)]
 pub struct DemandTrace {
-    room: usize,
-    /// By the number of the read, what it brings.
-    started: Vec<Key>,
+    capacity: usize,
+    /// By the number of the read, its expert.
+    started: Vec<ExpertKey>,
     /// All demands, in order.
-    pub demands: Vec<Demanded>,
+    pub demands: Vec<DemandRecord>,
     /// By layer and expert, how often it was demanded.
     pub uses: Vec<Vec<u32>>,
-    /// Demands for which there was no room any more.
+    /// Demands beyond the capacity.
     pub lost: u64,
 }
 
 impl DemandTrace {
-    /// A log with room for that many reads and demands.
-    pub(super) fn new(room: usize) -> DemandTrace {
+    pub(super) fn new(capacity: usize) -> DemandTrace {
         DemandTrace {
-            room,
+            capacity,
             started: Vec::new(),
             demands: Vec::new(),
             uses: Vec::new(),
@@ -60,14 +59,14 @@ impl DemandTrace {
         }
     }
 
-    /// What read `number` brings, if that was logged.
-    pub fn key(&self, number: u64) -> Option<Key> {
+    /// The expert of read `number`, unless it is beyond the capacity.
+    pub fn key(&self, number: u64) -> Option<ExpertKey> {
         self.started.get(usize::try_from(number).ok()?).copied()
     }
 
     /// Reads are numbered from 0 on, without gaps.
-    pub(super) fn started(&mut self, number: u64, key: Key) {
-        if self.started.len() < self.room {
+    pub(super) fn started(&mut self, number: u64, key: ExpertKey) {
+        if self.started.len() < self.capacity {
             debug_assert_eq!(number, self.started.len() as u64);
             self.started.push(key);
         }
@@ -84,11 +83,11 @@ impl DemandTrace {
             }
             uses[id] = uses[id].saturating_add(1);
         }
-        if self.demands.len() == self.room {
+        if self.demands.len() == self.capacity {
             self.lost += 1;
             return;
         }
-        self.demands.push(Demanded {
+        self.demands.push(DemandRecord {
             at: Instant::now(),
             layer: layer as u32,
             hits: hits as u32,

@@ -1,4 +1,4 @@
-//! What can go wrong with experts in a stream.
+//! Names the failures of reading experts.
 
 use colibri_ring::{DirectRefused, EngineError, RangeError, ReadError};
 
@@ -7,7 +7,7 @@ use crate::quant::encode::NotFinite;
 /// Why experts cannot be streamed.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    /// O_DIRECT was insisted on.
+    /// O_DIRECT was required and refused.
     #[error(transparent)]
     Direct(#[from] DirectRefused),
     /// A tensor's place in its file is impossible.
@@ -18,7 +18,7 @@ pub enum StreamError {
         /// Why.
         source: RangeError,
     },
-    /// The engine does not run.
+    /// The engine does not run, or has stopped.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A read failed on every copy.
@@ -29,13 +29,13 @@ pub enum StreamError {
         /// File, offset, and the operating system's answer.
         source: ReadError,
     },
-    /// The scales of an expert are no numbers.
+    /// A scale of an expert is infinite or NaN.
     #[error("tensor {tensor} has a scale that is infinite or NaN")]
     Scale {
         /// The tensor with the scales.
         tensor: String,
     },
-    /// An expert that should be rounded has a weight that cannot be.
+    /// An expert that is to be quantised has an infinite or NaN weight.
     #[error("tensor {tensor}, expert {expert}, cannot be quantised: {found}")]
     NotFinite {
         /// The tensor.

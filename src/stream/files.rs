@@ -1,16 +1,16 @@
-//! The files that hold experts, and where an expert's matrices go in a slab.
+//! Opens the files that hold experts and lays an expert's matrices out in a slab.
 
 use std::sync::Arc;
 
 use colibri_ring::{DirectMode, File, Files, Layout, Range, Replica, Replicas};
 
-use super::StreamError;
-use super::cache::Key;
 use super::catalog::{Catalog, Location, Place, Projection};
+use super::error::StreamError;
+use super::key::ExpertKey;
 use super::slots::{self, Footprint};
 use crate::shards::Shards;
 
-/// Part of a slab that holds gate and up; computing can start when it is in.
+/// Part of a slab that holds gate and up; computing can start when it has been read.
 pub(super) const GATE_UP: u8 = 0;
 /// Part of a slab that holds down.
 pub(super) const DOWN: u8 = 1;
@@ -23,7 +23,7 @@ fn source_weights(shards: &Shards, weights: &[u32]) -> Vec<u32> {
     sources
 }
 
-/// The catalogue of experts, the files behind it, and the classes of slabs that they need.
+/// The catalogue of experts, their files, and the classes of slabs that they need.
 #[derive(Debug)]
 pub struct ExpertFiles {
     pub(super) files: Files,
@@ -36,7 +36,7 @@ impl ExpertFiles {
     /// Decides how each file is read and measures what slabs the experts need.
     ///
     /// # Errors
-    /// When O_DIRECT is insisted on and refused, or a tensor's place in its file is impossible.
+    /// When O_DIRECT is required and refused, or a tensor's place in its file is impossible.
     pub fn new(
         shards: &Shards,
         catalog: Catalog,
@@ -45,7 +45,7 @@ impl ExpertFiles {
         ExpertFiles::of(shards.replicas(), catalog, direct)
     }
 
-    /// As if each of so many drives held a copy of every file; for a simulation.
+    /// As if each of `drives` drives held a copy of every file; for a simulation.
     ///
     /// # Errors
     /// When a tensor's place in its file is impossible.
@@ -77,7 +77,7 @@ impl ExpertFiles {
         let mut sizes = Vec::new();
         for layer in experts.catalog.layers() {
             for expert in 0..experts.catalog.experts() as u32 {
-                let key = Key { layer, expert };
+                let key = ExpertKey { layer, expert };
                 sizes.push((experts.stored_bytes(key), experts.layout(key)?.footprint()));
             }
         }
@@ -85,8 +85,8 @@ impl ExpertFiles {
         Ok(experts)
     }
 
-    /// Pins the ratio of the bytes that are read from each directory of the model (the first weight) and from each mirror (the
-    /// others); one with 0 is read only where no other copy is left.
+    /// Fixes the ratio of the bytes that are read from each directory of the model (the first weight) and from each mirror (the
+    /// others). A source of weight 0 is read only where no other copy is left.
     pub fn pin(&mut self, shards: &Shards, weights: &[u32]) {
         self.files.set_weights(source_weights(shards, weights));
     }
@@ -129,30 +129,30 @@ impl ExpertFiles {
         let experts = 0..self.catalog.experts() as u32;
         let keys = self.catalog.layers().flat_map(|layer| {
             let experts = experts.clone();
-            experts.map(move |expert| Key { layer, expert })
+            experts.map(move |expert| ExpertKey { layer, expert })
         });
         keys.map(|key| self.layout(key)).collect()
     }
 
     /// Slab class of an expert.
-    pub(super) fn class(&self, key: Key) -> u8 {
+    pub(super) fn class(&self, key: ExpertKey) -> u8 {
         let stored = self.stored_bytes(key);
         self.classes.partition_point(|(limit, _)| *limit < stored) as u8
     }
 
     /// The matrices of an expert of the model, in the order of [`Projection::ALL`].
-    pub(super) fn matrices(&self, key: Key) -> [Location; 3] {
+    pub(super) fn matrices(&self, key: ExpertKey) -> [Location; 3] {
         let found = self.catalog.expert(key.layer, key.expert);
-        found.expect("only experts of the model are asked for")
+        found.expect("the model has the expert")
     }
 
-    fn stored_bytes(&self, key: Key) -> u64 {
+    fn stored_bytes(&self, key: ExpertKey) -> u64 {
         let matrices = self.matrices(key);
         matrices.iter().map(|m| m.stored_bytes()).sum()
     }
 
     /// Where the matrices of an expert go in its slab: ranges [`weights_range`] and [`scales_range`].
-    pub(super) fn layout(&self, key: Key) -> Result<Layout, StreamError> {
+    pub(super) fn layout(&self, key: ExpertKey) -> Result<Layout, StreamError> {
         let matrices = self.matrices(key);
         let part = |projection| match projection {
             Projection::Down => DOWN,
@@ -184,7 +184,13 @@ impl ExpertFiles {
     }
 
     /// The tensor of an expert that overlaps a byte range of a file (or of any), for messages.
-    pub(super) fn tensor_at(&self, key: Key, file: Option<u32>, offset: u64, len: u64) -> String {
+    pub(super) fn tensor_at(
+        &self,
+        key: ExpertKey,
+        file: Option<u32>,
+        offset: u64,
+        len: u64,
+    ) -> String {
         let matrices = self.matrices(key);
         let end = offset.saturating_add(len);
         let overlaps = |in_file: usize, start: u64, bytes: u64| {

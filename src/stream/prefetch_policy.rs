@@ -1,31 +1,46 @@
-//! How far to look ahead: how often the prefetches of each rank come true, layer by layer, and whether they pay.
+//! Decides how many experts to prefetch: measures how often each rank of the predictions comes true, layer by layer, and whether it pays.
 //!
-//! A prediction that comes true moves the read of an expert out of the way of the next layer. One that does not may still be at a drive
-//! when the demands come, which then wait for it; and the expert that made room for it may be missed. So a rank is
-//! prefetched in a layer as long as its chance p of coming true satisfies
+//! A prediction that comes true moves the read of an expert off the next layer's critical path. A misprediction may still be at a drive
+//! when the demands come, which then wait for it; and the expert that was evicted for it may be missed. So a rank is
+//! prefetched in a layer while its chance p of coming true satisfies
 //!
 //! ```text
-//! p * expert  >  (1 - p) * 4 * (late * at_drives + missed * expert)
+//! p * expert  >  (1 - p) * MISPREDICT_PENALTY * (late * at_drives + missed * expert)
 //! ```
 //!
-//! with `expert` the bytes of an expert, `at_drives` the bytes of prefetches that drives may hold at once, `late` how often a wrong prediction was still
-//! being read when its layer came, and `missed` how often the expert that made room would have been used. All of them
+//! with `expert` the bytes of an expert, `at_drives` the bytes of prefetches that drives may hold at once, `late` how often a misprediction was
+//! still being read when its layer came, and `missed` how often the evicted expert would have been used. All of them
 //! are measured while running.
+//!
+//! A pass may have tokens of several sequences. Each token has its own candidates, and a candidate comes true when any token of the pass
+//! chooses it: its read was then needed. In passes of more than [`FEW_TOKENS`] tokens nothing is measured, because together they choose
+//! most experts of a layer, and nearly every candidate comes true. Measuring them would widen the prefetches of single tokens for no
+//! reason. Such passes prefetch with the width that smaller ones have measured.
 
-use super::Lookahead;
+/// How many experts of the next layer are prefetched before its router decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Lookahead {
+    /// As many as pay, by what prefetches have cost and brought so far.
+    #[default]
+    Auto,
+    /// None.
+    Off,
+    /// This many for each token.
+    Experts(usize),
+}
 
-/// What decides whether prefetches pay, beside their chance.
+/// What a prefetch costs, besides what is measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Costs {
     /// Bytes of an expert.
     pub expert_bytes: f64,
     /// Bytes of prefetches that the drives may hold at once.
     pub at_drives_bytes: f64,
-    /// Experts that a layer keeps.
-    pub kept: usize,
+    /// Slabs of each layer.
+    pub per_layer_quota: usize,
 }
 
-/// How often something happened of late; the last few dozen times count.
+/// How often something happened, of about the last 64 times.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     yes: f64,
@@ -33,12 +48,12 @@ struct Rate {
 }
 
 impl Rate {
-    /// Starts as if seen a few times.
+    /// Starts as if measured a few times.
     fn new(assumed: f64) -> Rate {
-        const SEEN: f64 = 4.0;
+        const ASSUMED_TIMES: f64 = 4.0;
         Rate {
-            yes: assumed * SEEN,
-            all: SEEN,
+            yes: assumed * ASSUMED_TIMES,
+            all: ASSUMED_TIMES,
         }
     }
 
@@ -53,10 +68,10 @@ impl Rate {
     }
 }
 
-/// How the early look at a layer's router compares with its decision. Counts are of tokens computed a few at a time:
+/// How the predictions of a layer compare with its router's decisions. Counts are of passes with few tokens:
 /// a long prompt uses nearly every expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LayerStats {
+pub struct PrefetchAccuracy {
     /// Index of the layer in the model.
     pub layer: usize,
     /// Experts that are prefetched for each token now.
@@ -67,46 +82,46 @@ pub struct LayerStats {
     pub right: u64,
     /// Experts that the router chose.
     pub used: u64,
-    /// Of these, how many were among as many of the likeliest at the last look.
+    /// Of these, how many were among the first top_k candidates of the last prediction.
     pub predicted: u64,
 }
 
 #[derive(Debug)]
-struct Layer {
+struct LayerRecord {
     by_rank: Vec<Rate>,
-    stats: LayerStats,
-    /// Passes that could have prefetched for it.
+    accuracy: PrefetchAccuracy,
+    /// Passes in which it could have been predicted.
     passes: u64,
 }
 
-/// The likeliest experts of a layer, [tokens, ranks], each token's best first.
+/// The last prediction of a layer.
 #[derive(Debug, Default)]
-struct Prediction {
+struct LayerPrediction {
     layer: usize,
-    ranked: Vec<u32>,
+    /// [tokens, ranks], each token's most likely first.
+    candidates: Vec<u32>,
     ranks: usize,
 }
 
-/// Decides how many experts are prefetched, and keeps the record of prefetches.
+/// Decides how many experts are prefetched, by what prefetches have cost and brought.
 #[derive(Debug)]
 pub(super) struct PrefetchPolicy {
     mode: Lookahead,
     top_k: usize,
     costs: Costs,
-    layers: Vec<Layer>,
-    /// What the last look at a router said.
-    prediction: Prediction,
-    /// A wrong prediction was still being read when its layer came.
+    layers: Vec<LayerRecord>,
+    prediction: LayerPrediction,
+    /// How often a misprediction was still being read when its layer came.
     late: Rate,
-    /// A demanded expert was in memory.
+    /// How often a demanded expert was in memory.
     hit: Rate,
 }
 
-/// What a wrong prediction costs beyond what is counted: it takes room in the queue from prefetches of other experts, and time on the drive that
-/// was not always idle. Measured: see docs/architecture.md.
+/// How much more a misprediction costs than what is counted: it delays prefetches of other experts, on a drive that was not always
+/// idle. Measured: see docs/experiments.md.
 const MISPREDICT_PENALTY: f64 = 4.0;
 
-/// More tokens at once say little about the prefetches for a single one.
+/// Passes of more tokens are not measured; see the module.
 const FEW_TOKENS: usize = 8;
 
 impl PrefetchPolicy {
@@ -121,11 +136,11 @@ impl PrefetchPolicy {
             false => 0.1,
         };
         let by_rank: Vec<Rate> = (0..2 * top_k).map(|r| Rate::new(assumed(r))).collect();
-        let layer = |layer| Layer {
+        let layer = |layer| LayerRecord {
             by_rank: by_rank.clone(),
-            stats: LayerStats {
+            accuracy: PrefetchAccuracy {
                 layer,
-                ..LayerStats::default()
+                ..PrefetchAccuracy::default()
             },
             passes: 0,
         };
@@ -134,16 +149,16 @@ impl PrefetchPolicy {
             top_k,
             costs,
             layers: (0..layers).map(layer).collect(),
-            prediction: Prediction::default(),
+            prediction: LayerPrediction::default(),
             late: Rate::new(1.0),
             hit: Rate::new(0.0),
         }
     }
 
-    /// How many of the likeliest experts of a layer somebody should find out for each token; 0 if prefetches are not wanted. More than are
-    /// prefetched, so that it shows when more would pay.
+    /// How many candidates of a layer to predict for each token; 0 if none. More than are prefetched, so that it shows when more
+    /// would pay.
     pub(super) fn candidates(&mut self, layer: usize) -> usize {
-        /// A layer for which no prediction pays is looked at once in so many passes.
+        /// A layer in which no rank pays is predicted once in so many passes.
         const RARELY: u64 = 16;
         match self.mode {
             Lookahead::Off => 0,
@@ -171,73 +186,71 @@ impl PrefetchPolicy {
         }
     }
 
-    /// The chance that a prediction must have to pay.
+    /// The chance from which a prefetch pays.
     fn least_chance(&self) -> f64 {
         let Costs {
             expert_bytes,
             at_drives_bytes,
-            kept,
+            per_layer_quota,
         } = self.costs;
         let used_each = self.hit.get() * self.top_k as f64;
-        let missed = if kept == 0 {
-            0.0
-        } else {
-            used_each / kept as f64
+        let missed = match per_layer_quota {
+            0 => 0.0,
+            quota => used_each / quota as f64,
         };
-        let wrong =
-            MISPREDICT_PENALTY * (self.late.get() * at_drives_bytes + missed * expert_bytes);
-        wrong / (wrong + expert_bytes)
+        let cost = MISPREDICT_PENALTY * (self.late.get() * at_drives_bytes + missed * expert_bytes);
+        cost / (cost + expert_bytes)
     }
 
-    /// What a look at the router of `layer` says: `ranked` [tokens, ranks]. `prefetches` becomes the experts to prediction, the likeliest
+    /// Takes a prediction for `layer`: `candidates` [tokens, ranks]. `prefetches` becomes the experts to prefetch, the most likely
     /// first.
     pub(super) fn predict(
         &mut self,
         layer: usize,
-        ranked: &[u32],
+        candidates: &[u32],
         ranks: usize,
         prefetches: &mut Vec<u32>,
     ) {
         let width = self.width(layer).min(ranks);
         prefetches.clear();
         for rank in 0..width {
-            for ids in ranked.chunks_exact(ranks) {
-                if !prefetches.contains(&ids[rank]) {
-                    prefetches.push(ids[rank]);
+            for of_token in candidates.chunks_exact(ranks) {
+                if !prefetches.contains(&of_token[rank]) {
+                    prefetches.push(of_token[rank]);
                 }
             }
         }
-        // A later look at the same router is the better one.
+        // A later prediction of the same router is the better one.
         self.prediction.layer = layer;
         self.prediction.ranks = ranks;
-        self.prediction.ranked.clear();
-        self.prediction.ranked.extend_from_slice(ranked);
+        self.prediction.candidates.clear();
+        self.prediction.candidates.extend_from_slice(candidates);
     }
 
-    /// The router of a layer chose `ids`, a set, for `tokens` tokens.
+    /// The router of a layer chose `ids` for `tokens` tokens. Measures the last prediction if it was of this layer.
     pub(super) fn routed(&mut self, layer: usize, ids: &[u32], tokens: usize) {
         let prediction = std::mem::take(&mut self.prediction);
-        if prediction.layer != layer || prediction.ranked.is_empty() || tokens > FEW_TOKENS {
+        if prediction.layer != layer || prediction.candidates.is_empty() || tokens > FEW_TOKENS {
             return;
         }
         let width = self.width(layer).min(prediction.ranks);
         let record = &mut self.layers[layer];
-        for token in prediction.ranked.chunks_exact(prediction.ranks) {
-            for (rank, id) in token.iter().enumerate() {
+        for of_token in prediction.candidates.chunks_exact(prediction.ranks) {
+            for (rank, id) in of_token.iter().enumerate() {
                 let right = ids.contains(id);
                 if let Some(rate) = record.by_rank.get_mut(rank) {
                     rate.record(right);
                 }
-                record.stats.prefetched += u64::from(rank < width);
-                record.stats.right += u64::from(right && rank < width);
-                record.stats.predicted += u64::from(right && rank < self.top_k);
+                record.accuracy.prefetched += u64::from(rank < width);
+                record.accuracy.right += u64::from(right && rank < width);
+                record.accuracy.predicted += u64::from(right && rank < self.top_k);
             }
         }
-        record.stats.used += (tokens * self.top_k) as u64;
+        record.accuracy.used += (tokens * self.top_k) as u64;
     }
 
-    /// A wrong prediction was settled; `late` if it was still being read.
-    pub(super) fn wrong(&mut self, late: bool) {
+    /// A prefetch mispredicted; `late` if it was still being read.
+    pub(super) fn mispredicted(&mut self, late: bool) {
         self.late.record(late);
     }
 
@@ -246,14 +259,14 @@ impl PrefetchPolicy {
         self.hit.record(hit);
     }
 
-    /// The record of every layer for which there was a prediction.
-    pub(super) fn stats(&self) -> Vec<LayerStats> {
-        let prefetched = self.layers.iter().filter(|l| l.stats.used > 0);
-        let now = |l: &Layer| LayerStats {
-            width: self.width(l.stats.layer),
-            ..l.stats
+    /// Of every layer that was predicted.
+    pub(super) fn accuracy(&self) -> Vec<PrefetchAccuracy> {
+        let predicted = self.layers.iter().filter(|l| l.accuracy.used > 0);
+        let now = |l: &LayerRecord| PrefetchAccuracy {
+            width: self.width(l.accuracy.layer),
+            ..l.accuracy
         };
-        prefetched.map(now).collect()
+        predicted.map(now).collect()
     }
 }
 
@@ -264,26 +277,26 @@ mod tests {
     const COSTS: Costs = Costs {
         expert_bytes: 8e6,
         at_drives_bytes: 2e6,
-        kept: 10,
+        per_layer_quota: 10,
     };
 
     fn auto() -> PrefetchPolicy {
         PrefetchPolicy::new(Lookahead::Auto, 4, 3, COSTS)
     }
 
-    /// A look at layer 1 whose first `right` prefetches come true, as those of every token to come.
+    /// A token of whose candidates in layer 1 the first `right` come true.
     fn token(policy: &mut PrefetchPolicy, right: u32, late: bool) {
-        let (mut prefetches, ranked) = (Vec::new(), [0, 1, 2, 3, 4, 5, 6, 7]);
-        policy.predict(1, &ranked, ranked.len(), &mut prefetches);
+        let (mut prefetches, candidates) = (Vec::new(), [0, 1, 2, 3, 4, 5, 6, 7]);
+        policy.predict(1, &candidates, candidates.len(), &mut prefetches);
         for _ in right..prefetches.len() as u32 {
-            policy.wrong(late);
+            policy.mispredicted(late);
         }
         let ids: Vec<u32> = (0..4).map(|i| if i < right { i } else { 20 + i }).collect();
         policy.routed(1, &ids, 1);
     }
 
     #[test]
-    fn as_many_are_guessed_as_come_true() {
+    fn as_many_are_prefetched_as_come_true() {
         let mut policy = auto();
         for right in [4, 2, 0, 3] {
             for _ in 0..400 {
@@ -294,21 +307,21 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_cannot_be_foreseen_is_rarely_looked_at() {
+    fn a_layer_that_cannot_be_predicted_is_rarely_predicted() {
         let mut policy = auto();
         for _ in 0..400 {
             token(&mut policy, 0, true);
         }
-        let looks = (0..160).filter(|_| policy.candidates(1) > 0).count();
-        assert_eq!(looks, 10);
+        let predictions = (0..160).filter(|_| policy.candidates(1) > 0).count();
+        assert_eq!(predictions, 10);
         assert_eq!(policy.candidates(2), 8, "another layer has its own record");
     }
 
     #[test]
-    fn wrong_guesses_that_delay_nobody_are_cheap() {
+    fn mispredictions_that_delay_no_demand_are_cheap() {
         let chance = |late| {
             let mut policy = auto();
-            (0..400).for_each(|_| policy.wrong(late));
+            (0..400).for_each(|_| policy.mispredicted(late));
             policy.least_chance()
         };
         assert!((chance(true) - 0.5).abs() < 0.01, "{}", chance(true));
@@ -316,20 +329,20 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_hits_makes_wrong_guesses_dear() {
+    fn a_cache_that_hits_makes_mispredictions_expensive() {
         let mut policy = auto();
-        (0..400).for_each(|_| policy.wrong(false));
+        (0..400).for_each(|_| policy.mispredicted(false));
         (0..400).for_each(|_| policy.demanded(true));
-        // Each of the 10 kept experts is used by 4 in 10 tokens, and that counts four times: 1.6 / (1.6 + 1).
+        // Each of the 10 cached experts is used by 4 in 10 tokens, and that counts four times: 1.6 / (1.6 + 1).
         assert!((policy.least_chance() - 0.615).abs() < 0.01);
     }
 
     #[test]
-    fn precision_and_recall_are_of_what_was_guessed() {
+    fn precision_and_recall_are_of_what_was_prefetched() {
         let mut policy = PrefetchPolicy::new(Lookahead::Experts(2), 4, 3, COSTS);
         token(&mut policy, 1, true);
         token(&mut policy, 3, true);
-        let expected = LayerStats {
+        let expected = PrefetchAccuracy {
             layer: 1,
             width: 2,
             prefetched: 4,
@@ -337,20 +350,37 @@ mod tests {
             used: 8,
             predicted: 4,
         };
-        assert_eq!(policy.stats(), [expected]);
+        assert_eq!(policy.accuracy(), [expected]);
     }
 
     #[test]
-    fn the_last_look_counts_and_long_prompts_do_not() {
+    fn the_last_prediction_counts_and_long_prompts_do_not() {
         let mut policy = PrefetchPolicy::new(Lookahead::Experts(1), 1, 2, COSTS);
         let mut prefetches = Vec::new();
         policy.predict(1, &[5], 1, &mut prefetches);
         policy.predict(1, &[6], 1, &mut prefetches);
         policy.routed(1, &[6], 1);
-        assert_eq!(policy.stats()[0].right, 1);
+        assert_eq!(policy.accuracy()[0].right, 1);
         policy.predict(1, &[5; 100], 1, &mut prefetches);
         assert_eq!(prefetches, [5]);
         policy.routed(1, &[5; 100], 100);
-        assert_eq!(policy.stats()[0].prefetched, 1);
+        assert_eq!(policy.accuracy()[0].prefetched, 1);
+    }
+
+    #[test]
+    fn every_token_has_its_own_candidates_and_any_token_confirms_them() {
+        let mut policy = PrefetchPolicy::new(Lookahead::Experts(2), 2, 2, COSTS);
+        let mut prefetches = Vec::new();
+        // Three tokens of different sequences, three candidates each.
+        policy.predict(1, &[1, 2, 3, 4, 2, 5, 6, 1, 7], 3, &mut prefetches);
+        assert_eq!(
+            prefetches,
+            [1, 4, 6, 2],
+            "by rank, then by token, each once"
+        );
+        policy.routed(1, &[1, 2, 8, 9, 6, 9], 3);
+        let accuracy = policy.accuracy()[0];
+        assert_eq!((accuracy.prefetched, accuracy.right), (6, 5));
+        assert_eq!(accuracy.used, 6);
     }
 }

@@ -1,15 +1,15 @@
-//! What routers said, kept in a file: real routing for the simulation and for comparing caches.
+//! Records predictions and decisions of routers in a file, and reads them: routing for the simulation and for comparing cache policies.
 //!
-//! JSON lines. The first is [`Header`], each other an [`Event`] in the order in which the model met them.
+//! JSON lines: a [`RoutingHeader`], then a [`RoutingEvent`] each, in the order in which the model met them.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
-/// Which model it was.
+/// The shape of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Header {
+pub struct RoutingHeader {
     /// Version of the format: [`VERSION`].
     pub routing: u32,
     /// Experts that a token uses in a layer.
@@ -23,17 +23,18 @@ pub struct Header {
 /// The version that is written and read.
 pub const VERSION: u32 = 1;
 
-/// What a router said.
+/// What a router predicted or decided.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Event {
-    /// An early look at the router of a layer.
-    Look {
+pub enum RoutingEvent {
+    /// A prediction of the router of a layer.
+    #[serde(rename = "look")]
+    Predicted {
         /// Index of the layer in the model.
         layer: usize,
-        /// The likeliest experts for each token.
+        /// Candidates of each token.
         ranks: usize,
-        /// [tokens, ranks], each token's likeliest first.
+        /// [tokens, ranks], each token's most likely first.
         experts: Vec<u32>,
     },
     /// The decision of the router of a layer.
@@ -48,7 +49,7 @@ pub enum Event {
         /// Index of the layer in the model.
         layer: usize,
     },
-    /// How long the arithmetic of tokens took that were computed one at a time, without the waiting.
+    /// The compute time of tokens that were computed one at a time, without waits for reads.
     Measured {
         /// Their number.
         tokens: u64,
@@ -57,28 +58,28 @@ pub enum Event {
     },
 }
 
-/// Writes events. An error is kept for the end: what is computed does not depend on it.
-pub struct Recorder {
+/// Writes events. An error is returned at the end: a decode does not depend on its record.
+pub struct RoutingRecorder {
     out: Box<dyn Write + Send>,
     failed: Option<io::Error>,
 }
 
-impl std::fmt::Debug for Recorder {
+impl std::fmt::Debug for RoutingRecorder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorder").finish_non_exhaustive()
+        f.debug_struct("RoutingRecorder").finish_non_exhaustive()
     }
 }
 
-impl Recorder {
-    /// A recorder that has written the header.
-    pub fn new(out: Box<dyn Write + Send>, header: &Header) -> Recorder {
-        let mut recorder = Recorder { out, failed: None };
+impl RoutingRecorder {
+    /// Writes the header.
+    pub fn new(out: Box<dyn Write + Send>, header: &RoutingHeader) -> RoutingRecorder {
+        let mut recorder = RoutingRecorder { out, failed: None };
         recorder.line(header);
         recorder
     }
 
     /// Writes an event.
-    pub fn event(&mut self, event: &Event) {
+    pub fn event(&mut self, event: &RoutingEvent) {
         self.line(event);
     }
 
@@ -101,24 +102,24 @@ impl Recorder {
     }
 }
 
-/// More than a line has of any prompt that fits into memory.
+/// Longer than the line of any prompt that fits into memory.
 const MAX_LINE: u64 = 64 << 20;
 
-/// Why a file is no routing of a model.
+/// Why a file is not a recorded routing.
 #[derive(Debug, thiserror::Error)]
 pub enum RoutingError {
     /// It cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A line is not what it should be.
+    /// A line is not valid JSON, or not an event.
     #[error("line {line}: {source}")]
     Line {
         /// Counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The parser's answer.
         source: serde_json::Error,
     },
-    /// A line names what the model does not have.
+    /// A line names a layer or an expert that the model does not have.
     #[error("line {line}: {what}")]
     Impossible {
         /// Counted from 1.
@@ -131,11 +132,11 @@ pub enum RoutingError {
     Empty,
 }
 
-/// Reads what [`Recorder`] wrote. Layers and experts are those of the header, and lists are as long as they should be.
+/// Reads what [`RoutingRecorder`] wrote. Layers, experts and the lengths of lists are checked against the header.
 ///
 /// # Errors
 /// [`RoutingError`] naming the line.
-pub fn read(mut from: impl BufRead) -> Result<(Header, Vec<Event>), RoutingError> {
+pub fn read(mut from: impl BufRead) -> Result<(RoutingHeader, Vec<RoutingEvent>), RoutingError> {
     let mut line = 0;
     let mut next = || {
         let mut text = Vec::new();
@@ -150,7 +151,7 @@ pub fn read(mut from: impl BufRead) -> Result<(Header, Vec<Event>), RoutingError
         Ok((read > 0).then_some((line, text)))
     };
     let (line, text) = next()?.ok_or(RoutingError::Empty)?;
-    let header: Header =
+    let header: RoutingHeader =
         serde_json::from_slice(&text).map_err(|source| RoutingError::Line { line, source })?;
     if header.routing != VERSION {
         let what = format!("version {} is not {VERSION}", header.routing);
@@ -158,7 +159,7 @@ pub fn read(mut from: impl BufRead) -> Result<(Header, Vec<Event>), RoutingError
     }
     let mut events = Vec::new();
     while let Some((line, text)) = next()? {
-        let event: Event =
+        let event: RoutingEvent =
             serde_json::from_slice(&text).map_err(|source| RoutingError::Line { line, source })?;
         if let Err(what) = check(&event, &header) {
             return Err(RoutingError::Impossible { line, what });
@@ -168,16 +169,16 @@ pub fn read(mut from: impl BufRead) -> Result<(Header, Vec<Event>), RoutingError
     Ok((header, events))
 }
 
-fn check(event: &Event, header: &Header) -> Result<(), String> {
+fn check(event: &RoutingEvent, header: &RoutingHeader) -> Result<(), String> {
     let (layer, width, experts) = match event {
-        Event::Look {
+        RoutingEvent::Predicted {
             layer,
             ranks,
             experts,
         } => (*layer, *ranks, &experts[..]),
-        Event::Routed { layer, experts } => (*layer, header.top_k, &experts[..]),
-        Event::Computed { layer } => (*layer, 1, &[0][..]),
-        Event::Measured { seconds, .. } => {
+        RoutingEvent::Routed { layer, experts } => (*layer, header.top_k, &experts[..]),
+        RoutingEvent::Computed { layer } => (*layer, 1, &[0][..]),
+        RoutingEvent::Measured { seconds, .. } => {
             let bad = seconds.iter().find(|(_, s)| !(0.0..1e6).contains(*s));
             return match bad {
                 Some((phase, s)) => Err(format!("{phase} took {s} seconds")),
@@ -204,26 +205,26 @@ mod tests {
     const HEADER: &str = r#"{"routing":1,"top_k":2,"experts":8,"layers":4}"#;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_events_are_read_back() {
         let header = serde_json::from_str(HEADER).unwrap();
         let events = [
-            Event::Look {
+            RoutingEvent::Predicted {
                 layer: 3,
                 ranks: 3,
                 experts: vec![1, 7, 0],
             },
-            Event::Routed {
+            RoutingEvent::Routed {
                 layer: 3,
                 experts: vec![1, 2, 5, 6],
             },
-            Event::Computed { layer: 3 },
-            Event::Measured {
+            RoutingEvent::Computed { layer: 3 },
+            RoutingEvent::Measured {
                 tokens: 2,
                 seconds: [("head".to_owned(), 0.25)].into(),
             },
         ];
         let file = tempfile::NamedTempFile::new().unwrap();
-        let mut recorder = Recorder::new(Box::new(file.reopen().unwrap()), &header);
+        let mut recorder = RoutingRecorder::new(Box::new(file.reopen().unwrap()), &header);
         events.iter().for_each(|event| recorder.event(event));
         recorder.finish().unwrap();
         let text = std::fs::read(file.path()).unwrap();
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_its_line() {
+    fn impossible_lines_are_refused_with_their_number() {
         for (line, says) in [
             (
                 r#"{"routed":{"layer":4,"experts":[1,2]}}"#,
@@ -271,11 +272,11 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_at_the_end() {
+    fn a_full_disk_is_an_error_at_the_end() {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
         let header = serde_json::from_str(HEADER).unwrap();
-        let mut recorder = Recorder::new(Box::new(full.unwrap()), &header);
-        recorder.event(&Event::Routed {
+        let mut recorder = RoutingRecorder::new(Box::new(full.unwrap()), &header);
+        recorder.event(&RoutingEvent::Routed {
             layer: 0,
             experts: vec![0, 1],
         });

@@ -1,16 +1,16 @@
-//! How many slabs of which size: experts of the same stored size share a class of slabs.
+//! Computes how many slabs of which size fit into a budget. Experts of the same stored size share a class of slabs.
 
 use colibri_ring::Class;
 
-/// A model has at most this many classes; the sizes that are closest share one.
+/// Most classes of a model; the closest sizes share one.
 const MAX_CLASSES: usize = 3;
 
-/// How much memory the slabs may take.
+/// Memory for slabs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// This many experts for each MoE layer, and a working set beside them.
+    /// This many experts for each MoE layer, plus the working set of one token.
     SlotsPerLayer(usize),
-    /// This many bytes in all.
+    /// This many bytes for all slabs.
     Bytes(u64),
 }
 
@@ -69,10 +69,10 @@ pub struct TooSmall {
 /// The slabs of every class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// As the arena wants them.
+    /// Smallest first.
     pub classes: Vec<Class>,
-    /// How many experts each MoE layer may keep.
-    pub share: usize,
+    /// Experts that each MoE layer may cache.
+    pub per_layer_quota: usize,
 }
 
 impl Slots {
@@ -85,8 +85,8 @@ impl Slots {
     }
 }
 
-/// The slabs of each class, and each layer's share. At least `top_k + 1` of a class (or all its experts), so
-/// that a token always fits and one read can be under way beside it; never more than there are experts.
+/// Computes the slabs of each class and each layer's quota. A class has at least `top_k + 1` slabs (or all its experts), so
+/// that a token always fits and one more read can be under way; never more than it has experts.
 ///
 /// # Errors
 /// [`TooSmall`] with every number.
@@ -99,7 +99,7 @@ pub fn slots(
     let experts: usize = footprints.iter().map(|f| f.experts).sum();
     let minimum = |f: &Footprint| (top_k + 1).min(f.experts);
     let working: usize = footprints.iter().map(minimum).sum();
-    let kept = match budget {
+    let cached = match budget {
         Budget::SlotsPerLayer(n) => n.saturating_mul(layers),
         Budget::Bytes(bytes) => {
             let needed = footprints.iter().map(|f| minimum(f) as u64 * f.bytes).sum();
@@ -118,11 +118,12 @@ pub fn slots(
             usize::try_from(u128::from(rest) * experts as u128 / total.max(1)).unwrap_or(usize::MAX)
         }
     };
-    let kept = kept.min(experts);
+    let cached = cached.min(experts);
     let classes = footprints
         .iter()
         .map(|f| {
-            let count = minimum(f) + (kept as u128 * f.experts as u128 / experts as u128) as usize;
+            let count =
+                minimum(f) + (cached as u128 * f.experts as u128 / experts as u128) as usize;
             Class {
                 bytes: f.bytes as usize,
                 count: count.min(f.experts),
@@ -131,7 +132,7 @@ pub fn slots(
         .collect();
     Ok(Slots {
         classes,
-        share: kept / layers.max(1),
+        per_layer_quota: cached / layers.max(1),
     })
 }
 
@@ -181,10 +182,16 @@ mod tests {
             bytes: MIB,
             experts: 64,
         }];
-        let Slots { classes, share } = slots(&f, 4, 8, Budget::SlotsPerLayer(0)).unwrap();
-        assert_eq!((classes[0].count, share), (9, 0));
-        let Slots { classes, share } = slots(&f, 4, 8, Budget::SlotsPerLayer(2)).unwrap();
-        assert_eq!((classes[0].count, share), (17, 2));
+        let Slots {
+            classes,
+            per_layer_quota,
+        } = slots(&f, 4, 8, Budget::SlotsPerLayer(0)).unwrap();
+        assert_eq!((classes[0].count, per_layer_quota), (9, 0));
+        let Slots {
+            classes,
+            per_layer_quota,
+        } = slots(&f, 4, 8, Budget::SlotsPerLayer(2)).unwrap();
+        assert_eq!((classes[0].count, per_layer_quota), (17, 2));
         let Slots { classes, .. } = slots(&f, 4, 8, Budget::SlotsPerLayer(usize::MAX)).unwrap();
         assert_eq!(classes[0].count, 64, "never more than there are experts");
     }

@@ -1,26 +1,64 @@
-//! The store: demands, prefetches, and the order in which experts are handed out.
+//! Hands out demanded experts in the order in which they arrive, and reads the next ones meanwhile.
 
-use std::collections::VecDeque;
-
+use colibri_ring::record::Record;
 use colibri_ring::sim::{Clock, SimDrive};
-use colibri_ring::{Engine, Event, Options, Priority, SlabId, SlabState};
+use colibri_ring::{Engine, Event, Options, Priority, SlabId};
 
-use super::cache::{Cache, Key};
-use super::catalog::{Location, Projection};
+use super::cache::Cache;
+use super::catalog::Projection;
 use super::demand_trace::DemandTrace;
-use super::files::{DOWN, ExpertFiles, GATE_UP, scales_range, weights_range};
-use super::prefetch_policy::{Costs, LayerStats, PrefetchPolicy};
-use super::routing::{self, Recorder};
+use super::error::StreamError;
+use super::files::ExpertFiles;
+use super::key::ExpertKey;
+use super::pins::PinBudget;
+use super::prefetch_policy::{Costs, Lookahead, PrefetchAccuracy, PrefetchPolicy};
+use super::routing::{RoutingEvent, RoutingRecorder};
 use super::slots::Slots;
 use super::usage::Usage;
-use super::{Lookahead, Ready, StreamError, Urgency};
 use crate::quant::encode::NotFinite;
 use crate::quant::{Activations, Matrix};
 
-mod pins;
-mod record;
+mod demands;
+mod prefetches;
+mod preloads;
+mod slabs;
 
-/// How experts are kept and read.
+use demands::{DemandQueue, DemandedExpert, Progress};
+use prefetches::PrefetchQueue;
+use preloads::PreloadQueue;
+use slabs::ExpertSlabs;
+
+/// Why experts are requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// The router chose them: the layer cannot finish without them.
+    Demand,
+    /// The router of a later layer will probably choose them.
+    Prefetch,
+}
+
+/// A piece of a demanded expert that is in memory and can be computed now.
+#[derive(Debug)]
+pub enum Ready<'a> {
+    /// The gate and up matrices, [moe_intermediate, hidden] each.
+    GateUp {
+        /// Expert id.
+        expert: u32,
+        /// Gate projection.
+        gate: Matrix<'a>,
+        /// Up projection.
+        up: Matrix<'a>,
+    },
+    /// The down matrix, [hidden, moe_intermediate]. Always after the expert's `GateUp`.
+    Down {
+        /// Expert id.
+        expert: u32,
+        /// Down projection.
+        down: Matrix<'a>,
+    },
+}
+
+/// How experts are cached and read.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// Memory for experts.
@@ -31,85 +69,51 @@ pub struct StoreOptions {
     pub engine: Options,
 }
 
-/// What the store did so far.
+/// Counts of the requests since the store was made.
 #[derive(Clone, Debug, Default)]
-pub struct StreamStats {
+pub struct StoreStats {
     /// Demanded experts that were in memory.
     pub hits: u64,
     /// Demanded experts that had to be read, or were being read.
     pub misses: u64,
-    /// Guessed experts that were read, or begun to be.
+    /// Prefetches whose reads were started.
     pub speculative_reads: u64,
     /// Of these, how many were then demanded.
     pub speculative_used: u64,
-    /// Experts that are kept, by what the runs before have used.
+    /// Experts that are pinned.
     pub pinned: u64,
-    /// The early looks at routers, by layer.
-    pub lookahead: Vec<LayerStats>,
-}
-
-/// How far the computation of a demanded expert is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Not in a slab yet, because none was free.
-    NoSlab,
-    /// Its gate and up have not been handed out.
-    GateUp(SlabId),
-    /// Gate and up have been handed out, down has not.
-    Down(SlabId),
-    /// Handed out whole.
-    Done,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Demand {
-    expert: u32,
-    stage: Stage,
+    /// Accuracy of the predictions, by layer.
+    pub lookahead: Vec<PrefetchAccuracy>,
 }
 
 /// Experts in slabs under a byte budget, read when they are demanded or prefetched.
+///
+/// A pass may have tokens of any number of sequences: the store sees rows of choices, and each expert once however many rows chose it.
 #[derive(Debug)]
 pub struct ExpertStore {
-    engine: Engine,
-    files: ExpertFiles,
-    cache: Cache,
+    slabs: ExpertSlabs,
     policy: PrefetchPolicy,
     top_k: usize,
-    layer: usize,
-    demands: Vec<Demand>,
-    /// The slab whose last piece was handed out: it is in use until the next call.
-    borrowed: Option<SlabId>,
-    /// Guesses that have no slab yet, most likely first.
-    prefetches: VecDeque<Key>,
-    /// Slabs that were read on a prediction and have not been demanded.
-    prefetched: Vec<SlabId>,
-    /// Slabs that are read for the next demand of the same layer.
-    next_group: Vec<SlabId>,
-    /// Pinned experts to read when the drives have nothing else to do, the hottest first.
-    preloads: VecDeque<Key>,
-    /// Slabs that are read for that.
-    preloading: Vec<SlabId>,
-    /// Of each class, how many slabs may be pinned, and how many experts a layer may keep.
-    kept: Vec<usize>,
-    share: usize,
+    demands: DemandQueue,
+    prefetches: PrefetchQueue,
+    preloads: PreloadQueue,
+    pin_budget: PinBudget,
+    per_layer_quota: usize,
     /// What routers chose in this run.
     usage: Usage,
-    /// Scratch: experts to prediction.
-    likely: Vec<u32>,
-    /// What routers said, if somebody wants to keep it.
-    recorder: Option<Recorder>,
+    /// Scratch: experts to prefetch.
+    predicted: Vec<u32>,
+    recorder: Option<RoutingRecorder>,
     /// How the experts' products take activations.
     activations: Activations,
-    /// What is read and demanded when, if somebody wants to see it.
-    log: Option<DemandTrace>,
-    stats: StreamStats,
+    stats: StoreStats,
 }
 
 impl ExpertStore {
-    /// Makes the slabs and starts the engine. A token uses `top_k` experts of a layer.
+    /// Allocates the slabs and starts the engine. A token uses `top_k` experts of a layer.
     ///
     /// # Errors
-    /// When the engine cannot run as asked.
+    /// When there is no memory for the slabs or the device is not available.
     pub fn new(
         files: ExpertFiles,
         top_k: usize,
@@ -120,8 +124,8 @@ impl ExpertStore {
         Ok(ExpertStore::with_engine(engine, files, top_k, options))
     }
 
-    /// A store whose drives are simulated on `clock`: `files` must be [`ExpertFiles::on_drives`] of as many as there are
-    /// `drives`. What it hands out is zeros.
+    /// A store whose drives are simulated on `clock`. `files` must be [`ExpertFiles::on_drives`] of as many as there are
+    /// `drives`. Its experts are zeros.
     ///
     /// # Errors
     /// When there is no memory for the slabs.
@@ -144,47 +148,78 @@ impl ExpertStore {
         top_k: usize,
         options: StoreOptions,
     ) -> ExpertStore {
-        let Slots { classes, share } = options.slots;
+        let Slots {
+            classes,
+            per_layer_quota,
+        } = options.slots;
         let counts: Vec<usize> = classes.iter().map(|class| class.count).collect();
-        tracing::debug!(?classes, share, align = files.align(), "expert cache");
+        tracing::debug!(
+            ?classes,
+            per_layer_quota,
+            align = files.align(),
+            "expert cache"
+        );
         let footprints = files.footprints();
-        let kept = (counts.iter().zip(&footprints))
-            .map(|(count, f)| count.saturating_sub((top_k + 1).min(f.experts)))
-            .collect();
+        let pin_budget = PinBudget {
+            by_class: (counts.iter().zip(&footprints))
+                .map(|(count, f)| count.saturating_sub((top_k + 1).min(f.experts)))
+                .collect(),
+            layers: files.moe_layers(),
+            top_k,
+        };
         let layers: Vec<usize> = files.catalog.layers().collect();
-        let usage = Usage::new(layers, files.catalog.experts(), top_k);
-        let model_layers = files.catalog.layers().last().map_or(0, |last| last + 1);
+        let model_layers = layers.last().map_or(0, |last| last + 1);
+        let experts = files.catalog.experts();
         let costs = Costs {
             expert_bytes: files.mean_bytes(),
             at_drives_bytes: options.engine.prefetch_bytes() as f64 * files.files.drives() as f64,
-            kept: share,
+            per_layer_quota,
         };
+        let record = options.engine.record;
         ExpertStore {
-            engine,
-            cache: Cache::new(&counts, model_layers, files.catalog.experts(), share),
-            files,
+            slabs: ExpertSlabs {
+                engine,
+                files,
+                cache: Cache::new(&counts, model_layers, experts, per_layer_quota),
+                trace: (record > 0).then(|| DemandTrace::new(record)),
+            },
             policy: PrefetchPolicy::new(options.lookahead, top_k, model_layers, costs),
             top_k,
-            layer: 0,
-            demands: Vec::new(),
-            borrowed: None,
-            prefetches: VecDeque::new(),
-            prefetched: Vec::new(),
-            next_group: Vec::new(),
-            preloads: VecDeque::new(),
-            preloading: Vec::new(),
-            kept,
-            share,
-            usage,
-            likely: Vec::new(),
+            demands: DemandQueue::default(),
+            prefetches: PrefetchQueue::default(),
+            preloads: PreloadQueue::default(),
+            pin_budget,
+            per_layer_quota,
+            usage: Usage::new(layers, experts, top_k),
+            predicted: Vec::new(),
             recorder: None,
             activations: Activations::Exact,
-            log: (options.engine.record > 0).then(|| DemandTrace::new(options.engine.record)),
-            stats: StreamStats::default(),
+            stats: StoreStats::default(),
         }
     }
 
-    /// From now on, hands out experts whose products take activations this way.
+    /// Pins the experts that `history` found to be the hottest, in a `share` (0 to 1) of the slabs that no single token needs. They are
+    /// read while the drives are otherwise idle, and stay. Comes before the first demand.
+    ///
+    /// # Errors
+    /// When a tensor's place in its file is impossible.
+    pub fn pin(&mut self, history: &Usage, share: f64) -> Result<(), StreamError> {
+        let files = &self.slabs.files;
+        let class = |key: ExpertKey| {
+            let known = files.catalog.expert(key.layer, key.expert);
+            known.map(|_| files.class(key))
+        };
+        let pins = self.pin_budget.select(history, share, class);
+        let quota = self.per_layer_quota.min(pins.per_layer_quota);
+        self.slabs.cache.pin(&pins.keys, quota);
+        self.stats.pinned = pins.keys.len() as u64;
+        self.preloads = PreloadQueue::new(pins.keys);
+        self.start_preloads()?;
+        self.slabs.engine.flush();
+        Ok(())
+    }
+
+    /// Sets how the products of the experts handed out from now on take activations.
     pub fn set_activations(&mut self, activations: Activations) {
         self.activations = activations;
     }
@@ -194,90 +229,75 @@ impl ExpertStore {
         self.activations
     }
 
-    /// What routers chose so far.
+    /// How often routers chose each expert so far.
     pub fn usage(&self) -> &Usage {
         &self.usage
     }
 
-    /// How many of the likeliest experts of a layer should be found out for each token, before its router decides; 0 when
-    /// that is of no use.
+    /// How many candidates of a layer the model should predict for each token; 0 when no prediction pays.
     pub fn candidates(&mut self, layer: usize) -> usize {
         if self.recorder.is_some() {
             return 2 * self.top_k;
         }
-        if self.cache.holds(layer) == self.files.catalog.experts() {
+        if self.slabs.cache.holds(layer) == self.slabs.files.catalog.experts() {
             return 0;
         }
         self.policy.candidates(layer)
     }
 
-    /// An early look at the router of `layer`: `ranked` [tokens, ranks], the likeliest first. Those that pay are prefetched: read as far as
-    /// the drives have nothing else to do. Replaces what an earlier look said.
+    /// Predicts the router of `layer`: `candidates` [tokens, ranks], the most likely first. Those that pay are prefetched when the drives
+    /// have no demands to read. Replaces an earlier prediction.
     ///
     /// # Errors
     /// When the engine has stopped.
     pub fn predict(
         &mut self,
         layer: usize,
-        ranked: &[u32],
+        candidates: &[u32],
         ranks: usize,
     ) -> Result<(), StreamError> {
         if let Some(recorder) = &mut self.recorder {
-            recorder.event(&routing::Event::Look {
+            recorder.event(&RoutingEvent::Predicted {
                 layer,
                 ranks,
-                experts: ranked.to_vec(),
+                experts: candidates.to_vec(),
             });
         }
-        let mut likely = std::mem::take(&mut self.likely);
-        self.policy.predict(layer, ranked, ranks, &mut likely);
-        for slab in &self.prefetched {
-            let key = self
-                .cache
-                .key(*slab)
-                .expect("a prediction is forgotten when its slab is");
-            let unlikely = key.layer == layer && !likely.contains(&key.expert);
-            if unlikely && self.engine.state(*slab) != SlabState::Full {
-                self.engine.abandon(*slab);
-            }
-        }
-        let result = self.request(layer, &likely, Urgency::Prefetch);
-        self.likely = likely;
+        let mut predicted = std::mem::take(&mut self.predicted);
+        self.policy
+            .predict(layer, candidates, ranks, &mut predicted);
+        self.prefetches
+            .drop_outdated(layer, &predicted, &mut self.slabs);
+        let result = self.request(layer, &predicted, Urgency::Prefetch);
+        self.predicted = predicted;
         result
     }
 
-    /// The router of `layer` has decided, for all tokens: `chosen` [tokens, top_k]. Guesses that came true are counted, the others
-    /// make room. Comes before the first demand for the layer.
+    /// The router of `layer` has decided for all tokens of the pass: `chosen` [tokens, top_k]. Counts predictions that came true and drops
+    /// the others. Comes before the first demand for the layer.
     ///
     /// # Errors
     /// When the engine has stopped.
     pub fn routed(&mut self, layer: usize, chosen: &[u32]) -> Result<(), StreamError> {
         if let Some(recorder) = &mut self.recorder {
-            recorder.event(&routing::Event::Routed {
+            recorder.event(&RoutingEvent::Routed {
                 layer,
                 experts: chosen.to_vec(),
             });
         }
         self.take_events()?;
-        self.prefetches.clear();
         let tokens = chosen.len() / self.top_k;
         self.usage.record(layer, chosen);
-        self.cache.begin_pass(layer, chosen, tokens);
+        self.slabs.cache.begin_pass(layer, chosen, tokens);
         self.policy.routed(layer, chosen, tokens);
-        self.settle_prefetches(layer, chosen);
+        self.stats.speculative_used +=
+            (self.prefetches).drop_mispredicted(layer, chosen, &mut self.slabs, &mut self.policy);
         Ok(())
     }
 
-    fn take_events(&mut self) -> Result<(), StreamError> {
-        while let Some(event) = self.engine.poll()? {
-            self.handle(event)?;
-        }
-        Ok(())
-    }
-
-    /// Asks for experts of `layer`, all different. `Demand`: they will be handed out by [`ExpertStore::next`], which must
-    /// be called until it returns `None` before the next demand, unless the rest is given up; they may be more than there are slabs.
-    /// `Prefetch`: they will probably be demanded next, the most likely first.
+    /// Requests experts of `layer`, all different. After `Demand`, [`ExpertStore::next`] hands them out; call it until it returns `None`
+    /// before the next demand, unless the rest is not needed. They may be more than there are slabs.
+    /// `Prefetch` is for experts that will probably be demanded next, the most likely first.
     ///
     /// # Errors
     /// When the engine has stopped.
@@ -287,58 +307,44 @@ impl ExpertStore {
         ids: &[u32],
         urgency: Urgency,
     ) -> Result<(), StreamError> {
-        self.engine.begin_batch();
+        self.slabs.engine.begin_batch();
         match urgency {
             Urgency::Demand => self.demand(layer, ids)?,
             Urgency::Prefetch => {
-                self.prefetches.clear();
-                for key in ids.iter().map(|&expert| Key { layer, expert }) {
-                    match self.cache.slab(key) {
-                        // It should not make room for another prediction.
-                        Some(slab) => self.cache.touch(slab),
-                        None => self.prefetches.push_back(key),
-                    }
-                }
+                self.prefetches.replace(layer, ids, &mut self.slabs.cache);
                 self.start_prefetches()?;
             }
         }
-        self.engine.flush();
+        self.slabs.engine.flush();
         Ok(())
     }
 
     fn demand(&mut self, layer: usize, ids: &[u32]) -> Result<(), StreamError> {
-        self.give_up_demands();
+        self.abandon_demands();
         self.take_events()?;
-        self.layer = layer;
-        self.prefetches.clear();
-        let next_group = std::mem::take(&mut self.next_group);
+        self.demands.layer = layer;
+        self.prefetches.drop_waiting();
+        let next_group = self.prefetches.take_next_group();
         let before = self.stats.hits;
         for &expert in ids {
-            let stage = match self.cache.slab(Key { layer, expert }) {
-                Some(slab) => {
-                    let full = self.engine.state(slab) == SlabState::Full;
-                    self.count(full && !next_group.contains(&slab));
-                    if !full {
-                        self.engine.promote(slab);
-                    }
-                    self.cache.touch(slab);
-                    self.cache.set_busy(slab, true);
-                    Stage::GateUp(slab)
+            let slab = self.slabs.cache.slab(ExpertKey { layer, expert });
+            let full = slab.is_some_and(|slab| self.slabs.is_full(slab));
+            self.count(full && slab.is_some_and(|slab| !next_group.contains(&slab)));
+            if let Some(slab) = slab {
+                if !full {
+                    self.slabs.engine.promote(slab);
                 }
-                None => {
-                    self.count(false);
-                    Stage::NoSlab
-                }
-            };
-            self.demands.push(Demand { expert, stage });
+                self.slabs.cache.touch(slab);
+                self.slabs.cache.set_busy(slab, true);
+            }
+            self.demands.push(expert, slab);
         }
-        if let Some(log) = &mut self.log {
-            log.demanded(layer, ids, self.stats.hits - before);
+        if let Some(trace) = &mut self.slabs.trace {
+            trace.demanded(layer, ids, self.stats.hits - before);
         }
         self.start_demands()
     }
 
-    /// A demanded expert was in memory, or was not.
     fn count(&mut self, hit: bool) {
         self.policy.demanded(hit);
         if hit {
@@ -348,226 +354,168 @@ impl ExpertStore {
         }
     }
 
-    /// After an error or a stop, demands are left that nobody will compute: their slabs may be reused when they are full. A read of
-    /// theirs that fails from now on is a failed prediction.
-    fn give_up_demands(&mut self) {
-        let unfinished = self.demands.drain(..).filter_map(|d| match d.stage {
-            Stage::GateUp(slab) | Stage::Down(slab) => Some(slab),
-            Stage::NoSlab | Stage::Done => None,
-        });
-        for slab in unfinished.chain(self.borrowed.take()) {
-            if self.engine.state(slab) == SlabState::Full {
-                self.cache.set_busy(slab, false);
+    /// After an error or a stop, demands remain that will not be computed: their slabs may be reused when they are full. A read of
+    /// theirs that fails from now on is a failed prefetch.
+    fn abandon_demands(&mut self) {
+        for slab in self.demands.abandon() {
+            if self.slabs.is_full(slab) {
+                self.slabs.cache.set_busy(slab, false);
             }
         }
-    }
-
-    /// The router of `layer` has decided: prefetches that came true are counted, the others make room.
-    fn settle_prefetches(&mut self, layer: usize, ids: &[u32]) {
-        let mut prefetched = std::mem::take(&mut self.prefetched);
-        prefetched.retain(|&slab| {
-            let key = self
-                .cache
-                .key(slab)
-                .expect("a prediction is forgotten when its slab is");
-            if key.layer == layer && ids.contains(&key.expert) {
-                self.stats.speculative_used += 1;
-                return false;
-            }
-            if key.layer > layer {
-                return true;
-            }
-            self.cache.forget_use(slab);
-            let late = self.engine.state(slab) != SlabState::Full;
-            self.policy.wrong(late);
-            if late {
-                self.engine.abandon(slab);
-            }
-            false
-        });
-        self.prefetched = prefetched;
     }
 
     /// Starts the read of an expert if there is a slab for it.
-    fn start(&mut self, key: Key, priority: Priority) -> Result<Option<SlabId>, StreamError> {
-        let layout = self.files.layout(key)?;
-        let class = self.files.class(key);
-        let Some((slab, evicted)) = self.cache.make_room(class, key.layer) else {
+    fn start(&mut self, key: ExpertKey, priority: Priority) -> Result<Option<SlabId>, StreamError> {
+        let Some(read) = self.slabs.start(key, priority)? else {
             return Ok(None);
         };
-        if evicted {
-            self.engine.release(slab);
-            self.prefetched.retain(|s| *s != slab);
-            self.next_group.retain(|s| *s != slab);
+        if read.evicted {
+            self.prefetches.forget(read.slab);
         }
-        self.cache.insert(key, slab);
-        let number = self.engine.read(slab, priority, layout);
-        if let Some(log) = &mut self.log {
-            log.started(number, key);
-        }
-        Ok(Some(slab))
+        Ok(Some(read.slab))
     }
 
-    /// Starts the reads of demanded experts, as far as there are slabs.
+    /// Starts the reads of demanded experts for which there are slabs.
     fn start_demands(&mut self) -> Result<(), StreamError> {
-        for i in 0..self.demands.len() {
-            if self.demands[i].stage == Stage::NoSlab {
-                let key = Key {
-                    layer: self.layer,
-                    expert: self.demands[i].expert,
-                };
-                // Another class of slabs may have one.
-                let Some(slab) = self.start(key, Priority::Demand)? else {
-                    continue;
-                };
-                self.demands[i].stage = Stage::GateUp(slab);
+        for i in 0..self.demands.experts.len() {
+            if self.demands.experts[i].progress == Progress::NoSlab {
+                // Not the first that finds no slab ends this: another class of slabs may have one.
+                if let Some(slab) = self.start(self.demands.key(i), Priority::Demand)? {
+                    self.demands.experts[i].progress = Progress::GateUp(slab);
+                }
             }
         }
         Ok(())
     }
 
-    /// Starts the reads of prefetches in slabs that no demand waits for.
+    /// Starts prefetches in slabs for which no demand waits.
     fn start_prefetches(&mut self) -> Result<(), StreamError> {
-        if self.demands.iter().any(|d| d.stage == Stage::NoSlab) {
+        if self.demands.is_waiting() {
             return Ok(());
         }
-        while let Some(&key) = self.prefetches.front() {
+        while let Some(key) = self.prefetches.next() {
             let Some(slab) = self.start(key, Priority::Prefetch)? else {
                 break;
             };
-            self.prefetches.pop_front();
-            // What is certain to be demanded by the same layer a moment later is no prediction.
-            if key.layer == self.layer {
-                self.next_group.push(slab);
-            } else {
-                self.stats.speculative_reads += 1;
-                self.prefetched.push(slab);
-            }
+            let predicted = self.prefetches.started(slab, self.demands.layer);
+            self.stats.speculative_reads += u64::from(predicted);
         }
         self.start_preloads()
     }
 
-    /// The next piece of the demanded experts that can be computed: what is begun is finished, then come experts that are in
-    /// memory whole; sleeps until there is one; `None` when all have been handed out. The borrow ends before the next call, which also frees the slab of
-    /// a finished expert for reuse.
+    /// Starts the reads of pinned experts, a few at a time, in slabs for which neither demands nor prefetches wait.
+    fn start_preloads(&mut self) -> Result<(), StreamError> {
+        if self.demands.is_waiting() || !self.prefetches.is_empty() {
+            return Ok(());
+        }
+        while let Some(key) = self.preloads.next() {
+            let mut started = None;
+            if self.slabs.cache.slab(key).is_none() {
+                started = self.start(key, Priority::Preload)?;
+                if started.is_none() {
+                    break;
+                }
+            }
+            self.preloads.pop(started);
+        }
+        Ok(())
+    }
+
+    /// The next piece of the demanded experts that can be computed: begun experts first, then those that are in
+    /// memory whole. Sleeps until there is one; `None` when all have been handed out. The borrow ends before the next call, which also
+    /// releases the slab of a finished expert.
     ///
     /// # Errors
     /// When a read failed on every copy: names tensor, file and offset.
     #[allow(
         clippy::should_implement_trait,
-        reason = "it lends, and an iterator cannot"
+        reason = "what it returns borrows the store, which an iterator cannot do"
     )]
     pub fn next(&mut self) -> Result<Option<Ready<'_>>, StreamError> {
-        // Events first: the slab that is taken back must be known to be full.
+        // Events first: the slab that is released must be known to be full.
         self.take_events()?;
         self.release_borrowed()?;
         let at = loop {
-            if let Some(at) = self.computable() {
+            if let Some(at) = self.demands.computable(&self.slabs.engine) {
                 break at;
             }
-            if self.demands.iter().all(|d| d.stage == Stage::Done) {
+            if self.demands.is_done() {
                 if let Some(recorder) = &mut self.recorder {
-                    recorder.event(&routing::Event::Computed { layer: self.layer });
+                    recorder.event(&RoutingEvent::Computed {
+                        layer: self.demands.layer,
+                    });
                 }
                 return Ok(None);
             }
-            self.engine.flush();
-            let event = self.engine.wait()?;
+            self.slabs.engine.flush();
+            let event = self.slabs.engine.wait()?;
             self.handle(event)?;
         };
         // The drives work while the caller computes.
-        self.engine.flush();
-        let Demand { expert, stage } = self.demands[at];
-        let locations = self.files.matrices(Key {
-            layer: self.layer,
-            expert,
-        });
-        let matrix = |slab, projection: Projection| {
-            let Location {
-                format, rows, cols, ..
-            } = locations[projection as usize];
-            let bytes = self.engine.payload(slab, weights_range(projection));
-            let scales = self.engine.payload(slab, scales_range(projection));
-            Matrix::with_scales(format, rows, cols, bytes, scales)
-                .expect("the catalog has checked the sizes")
-                .with_activations(self.activations)
-        };
-        Ok(Some(match stage {
-            Stage::GateUp(slab) => {
-                self.demands[at].stage = Stage::Down(slab);
+        self.slabs.engine.flush();
+        let DemandedExpert { expert, progress } = self.demands.experts[at];
+        let locations = self.slabs.files.matrices(self.demands.key(at));
+        let (slabs, activations) = (&self.slabs, self.activations);
+        let matrix = |slab, projection| slabs.matrix(slab, projection, &locations, activations);
+        Ok(Some(match progress {
+            Progress::GateUp(slab) => {
+                self.demands.experts[at].progress = Progress::Down(slab);
                 let (gate, up) = (matrix(slab, Projection::Gate), matrix(slab, Projection::Up));
                 Ready::GateUp { expert, gate, up }
             }
-            Stage::Down(slab) => {
-                self.demands[at].stage = Stage::Done;
-                self.borrowed = Some(slab);
-                Ready::Down {
-                    expert,
-                    down: matrix(slab, Projection::Down),
-                }
+            Progress::Down(slab) => {
+                self.demands.experts[at].progress = Progress::Done;
+                self.demands.borrowed = Some(slab);
+                let down = matrix(slab, Projection::Down);
+                Ready::Down { expert, down }
             }
-            Stage::NoSlab | Stage::Done => unreachable!("not computable"),
+            Progress::NoSlab | Progress::Done => unreachable!("not computable"),
         }))
     }
 
-    /// The expert that was handed out whole at the last call has been computed: its slab may be reused, first for
-    /// demands that had none.
+    /// The expert whose last piece was handed out has been computed: its slab may be reused, first for demands that had none.
     fn release_borrowed(&mut self) -> Result<(), StreamError> {
-        let Some(slab) = self.borrowed.take() else {
+        let Some(slab) = self.demands.borrowed.take() else {
             return Ok(());
         };
-        self.cache.set_busy(slab, false);
+        self.slabs.cache.set_busy(slab, false);
         self.start_demands()?;
         self.start_prefetches()?;
-        self.engine.flush();
+        self.slabs.engine.flush();
         Ok(())
     }
 
-    /// The demand to compute next: one that is begun and complete, so that its slab is free early; then one that is
-    /// complete; then one whose gate and up are in.
-    fn computable(&self) -> Option<usize> {
-        let rank = |d: &Demand| match d.stage {
-            Stage::Down(slab) if self.engine.ready(slab, DOWN) => Some(0),
-            Stage::GateUp(slab) if self.engine.state(slab) == SlabState::Full => Some(1),
-            Stage::GateUp(slab) if self.engine.ready(slab, GATE_UP) => Some(2),
-            _ => None,
-        };
-        let ranked = self
-            .demands
-            .iter()
-            .enumerate()
-            .filter_map(|(i, d)| Some((rank(d)?, i)));
-        ranked.min().map(|(_, i)| i)
+    fn take_events(&mut self) -> Result<(), StreamError> {
+        while let Some(event) = self.slabs.engine.poll()? {
+            self.handle(event)?;
+        }
+        Ok(())
     }
 
     fn handle(&mut self, event: Event) -> Result<(), StreamError> {
         match event {
             Event::Part(..) => return Ok(()),
             Event::Full(slab) => {
-                self.preloading.retain(|s| *s != slab);
-                if self.demand_on(slab).is_none() && self.borrowed != Some(slab) {
-                    self.cache.set_busy(slab, false);
+                self.preloads.ended(slab);
+                if !self.demands.uses(slab) {
+                    self.slabs.cache.set_busy(slab, false);
                 }
             }
             Event::Dropped(slab) => {
                 // It may have been demanded after all, too late for the ring thread to go on with it.
-                if let Some(at) = self.demand_on(slab) {
-                    self.demands[at].stage = Stage::NoSlab;
+                if let Some(at) = self.demands.on(slab) {
+                    self.demands.experts[at].progress = Progress::NoSlab;
                 }
                 self.forget(slab);
             }
             Event::Failed(slab, source) => {
-                let key = self
-                    .cache
-                    .key(slab)
-                    .expect("the slab of a read holds an expert");
-                let demand = self.demand_on(slab);
+                let key = self.slabs.key(slab);
+                let demand = self.demands.on(slab);
                 self.forget(slab);
                 if let Some(at) = demand {
-                    self.demands[at].stage = Stage::Done;
-                    let tensor =
-                        self.files
-                            .tensor_at(key, Some(source.file), source.offset, source.len);
+                    self.demands.experts[at].progress = Progress::Done;
+                    let (file, offset) = (Some(source.file), source.offset);
+                    let tensor = (self.slabs.files).tensor_at(key, file, offset, source.len);
                     return Err(StreamError::Read { tensor, source });
                 }
                 // If it is demanded later, it is read again, and that failure counts.
@@ -578,26 +526,25 @@ impl ExpertStore {
         self.start_demands()
     }
 
-    /// The demand that is read into a slab and has not been handed out whole.
-    fn demand_on(&self, slab: SlabId) -> Option<usize> {
-        let on = |d: &Demand| matches!(d.stage, Stage::GateUp(s) | Stage::Down(s) if s == slab);
-        self.demands.iter().position(on)
-    }
-
+    /// The read into a slab has ended without an expert.
     fn forget(&mut self, slab: SlabId) {
-        self.cache.remove(slab);
-        self.prefetched.retain(|s| *s != slab);
-        self.preloading.retain(|s| *s != slab);
+        self.slabs.cache.remove(slab);
+        self.prefetches.forget(slab);
+        self.preloads.ended(slab);
     }
 
     /// The error for a matrix whose scales turned out to be infinite or NaN.
     pub fn scale_error(&self, layer: usize, expert: u32, projection: Projection) -> StreamError {
         StreamError::Scale {
-            tensor: self.files.catalog.scales_name(layer, expert, projection),
+            tensor: self
+                .slabs
+                .files
+                .catalog
+                .scales_name(layer, expert, projection),
         }
     }
 
-    /// The error for a matrix that has a weight that cannot be rounded.
+    /// The error for a matrix with a weight that cannot be rounded.
     pub fn not_finite(
         &self,
         layer: usize,
@@ -606,27 +553,56 @@ impl ExpertStore {
         found: NotFinite,
     ) -> StreamError {
         StreamError::NotFinite {
-            tensor: self.files.catalog.tensor_name(layer, expert, projection),
+            tensor: self
+                .slabs
+                .files
+                .catalog
+                .tensor_name(layer, expert, projection),
             expert,
             found,
         }
     }
 
-    /// What the store did so far.
-    pub fn stats(&self) -> StreamStats {
-        StreamStats {
-            lookahead: self.policy.stats(),
+    /// The counts so far.
+    pub fn stats(&self) -> StoreStats {
+        StoreStats {
+            lookahead: self.policy.accuracy(),
             ..self.stats.clone()
         }
     }
 
-    /// What the reads did so far; `None` when the engine has stopped.
+    /// Statistics of the reads so far; `None` when the engine has stopped.
     pub fn read_stats(&mut self) -> Option<colibri_ring::Stats> {
-        self.engine.stats()
+        self.slabs.engine.stats()
     }
 
-    /// "uring" or "pread".
+    /// "uring", "pread" or "simulated".
     pub fn device(&self) -> &'static str {
-        self.engine.device()
+        self.slabs.engine.device()
+    }
+
+    /// From now on, records predictions and decisions of routers.
+    pub fn record_routing(&mut self, recorder: RoutingRecorder) {
+        self.recorder = Some(recorder);
+    }
+
+    /// Ends [`ExpertStore::record_routing`].
+    pub fn take_recorder(&mut self) -> Option<RoutingRecorder> {
+        self.recorder.take()
+    }
+
+    /// Takes the trace that [`Options::record`] turned on: when chunks were read, and which experts they and the demands are of.
+    pub fn take_record(&mut self) -> Option<(Record, DemandTrace)> {
+        let trace = self.slabs.trace.take()?;
+        // Prefetches may be under way.
+        self.abandon_demands();
+        self.prefetches.drop_waiting();
+        while self.slabs.is_reading() {
+            let event = self.slabs.engine.wait().ok()?;
+            if let Err(error) = self.handle(event) {
+                tracing::debug!("{error}");
+            }
+        }
+        Some((self.slabs.engine.take_record()?, trace))
     }
 }

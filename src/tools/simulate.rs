@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::pool::Pool;
 use crate::quant::Matrix;
 use crate::shards::Shards;
-use crate::stream::routing::Event;
+use crate::stream::routing::RoutingEvent;
 use crate::stream::{Catalog, ExpertStore, Ready, StreamError, Urgency};
 use crate::weight::shapes::layer_of;
 
@@ -155,9 +155,9 @@ pub struct Replay<'a> {
 }
 
 /// Passes that events are of: each goes once through the first layer that has a router.
-pub fn passes(events: &[Event]) -> u64 {
-    let routed = |event: &Event| match event {
-        Event::Routed { layer, .. } => Some(*layer),
+pub fn passes(events: &[RoutingEvent]) -> u64 {
+    let routed = |event: &RoutingEvent| match event {
+        RoutingEvent::Routed { layer, .. } => Some(*layer),
         _ => None,
     };
     let first = events.iter().find_map(routed);
@@ -196,13 +196,13 @@ impl<'a> Replay<'a> {
     /// When every drive with an expert has failed.
     pub fn run(
         mut self,
-        events: &[Event],
+        events: &[RoutingEvent],
         mut passed: impl FnMut(u64),
     ) -> Result<Replayed, StreamError> {
         for (i, event) in events.iter().enumerate() {
             passed(self.passes);
             match event {
-                Event::Look {
+                RoutingEvent::Predicted {
                     layer,
                     ranks,
                     experts,
@@ -210,7 +210,7 @@ impl<'a> Replay<'a> {
                     // In the middle of a layer it is the early look at the next one. Of two looks at the first sparse layer the early
                     // one comes before the dense layers; the others come before the attention.
                     if self.routed.is_none() {
-                        let again = |event: &Event| matches!(event, Event::Look { layer: l, .. } if l == layer);
+                        let again = |event: &RoutingEvent| matches!(event, RoutingEvent::Predicted { layer: l, .. } if l == layer);
                         let early = events.get(i + 1).is_some_and(again);
                         self.reach(
                             *layer,
@@ -221,7 +221,7 @@ impl<'a> Replay<'a> {
                     self.spend(self.compute.router, self.tokens);
                     self.store.predict(*layer, experts, *ranks)?;
                 }
-                Event::Routed { layer, experts } => {
+                RoutingEvent::Routed { layer, experts } => {
                     self.reach(*layer, layer + 1, experts.len() / self.top_k);
                     self.spend(self.compute.router, self.tokens);
                     let mut users = BTreeMap::new();
@@ -233,8 +233,8 @@ impl<'a> Replay<'a> {
                     self.store.request(*layer, &ids, Urgency::Demand)?;
                     self.routed = Some((*layer, users));
                 }
-                Event::Computed { .. } => self.experts()?,
-                Event::Measured { .. } => {}
+                RoutingEvent::Computed { .. } => self.experts()?,
+                RoutingEvent::Measured { .. } => {}
             }
         }
         self.end_pass();

@@ -9,14 +9,14 @@ use colibri_ring::extent::PARTS;
 use colibri_ring::record::ChunkRead;
 
 use crate::model::{Lap, Phase, Session, Walk};
-use crate::stream::cache::Key;
-use crate::stream::demand_trace::{self, Demanded};
+use crate::stream::ExpertKey;
+use crate::stream::demand_trace::{self, DemandRecord};
 
 /// Bytes of a chunk, a lap and a demand: as they are recorded, and in the trace that is made of them.
 const ENTRY: usize = size_of::<ChunkRead>()
-    + size_of::<Key>()
+    + size_of::<ExpertKey>()
     + size_of::<Lap>()
-    + size_of::<Demanded>()
+    + size_of::<DemandRecord>()
     + size_of::<Chunk>()
     + size_of::<Slice>()
     + size_of::<Demand>()
@@ -41,7 +41,7 @@ pub struct Chunk {
     /// Whether it carries bytes of gate and up, and of down.
     pub parts: [bool; PARTS],
     /// Of which expert.
-    pub key: Option<Key>,
+    pub key: Option<ExpertKey>,
 }
 
 /// A stretch of the compute thread. Times are nanoseconds since the begin of the trace.

@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use colibri_bench::{binary, median};
-use colibri_uring::stream::routing::{self, Event};
+use colibri_uring::stream::routing::{self, RoutingEvent};
 
 /// Seconds for each token: decoding, against reading alone and computing alone
 #[derive(Debug, Parser)]
@@ -85,7 +85,7 @@ impl Args {
         // That of the tokens alone, without the prompt, stands at the end of the routing.
         let (_, events) = routing::read(BufReader::new(File::open(path)?))?;
         match events.last() {
-            Some(Event::Measured { tokens, seconds }) => {
+            Some(RoutingEvent::Measured { tokens, seconds }) => {
                 Ok(seconds.values().sum::<f64>() / *tokens as f64)
             }
             _ => bail!("nothing was measured"),

@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::path::Path;
 
 use anyhow::Context;
-use colibri_uring::stream::routing::{self, Event};
+use colibri_uring::stream::routing::{self, RoutingEvent};
 
 /// The experts that the tokens of one pass use in a layer.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ pub fn recorded(path: &Path) -> anyhow::Result<Trace> {
     let mut layers: Vec<usize> = Vec::new();
     let mut steps = Vec::new();
     for event in events {
-        if let Event::Routed { layer, experts } = event {
+        if let RoutingEvent::Routed { layer, experts } = event {
             let at = layers.iter().position(|l| *l == layer);
             let at = at.unwrap_or_else(|| {
                 layers.push(layer);

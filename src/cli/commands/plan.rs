@@ -110,7 +110,7 @@ impl Report {
         Report {
             fits: plan.is_some(),
             experts_per_layer: experts,
-            cache_slots_per_layer: plan.map(|plan| plan.slots.share),
+            cache_slots_per_layer: plan.map(|plan| plan.slots.per_layer_quota),
             dense_bytes: needs.dense,
             kv_bytes: needs.kv,
             scratch_bytes: needs.scratch,

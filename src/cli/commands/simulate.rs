@@ -16,7 +16,7 @@ use colibri_uring::config::Config;
 use colibri_uring::pool::Pool;
 use colibri_uring::runtime::plan::{self, MemoryOverrides, Plan, PlanRequest, Roots};
 use colibri_uring::shards::Shards;
-use colibri_uring::stream::routing::{self, Event};
+use colibri_uring::stream::routing::{self, RoutingEvent};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions};
 use colibri_uring::tools::simulate::{
     Compute, Replay, Replayed, RoutingParams, kernel_rate, passes, synthetic_routing,
@@ -186,7 +186,7 @@ struct Scene {
     shards: Shards,
     files: ExpertFiles,
     plan: Plan,
-    events: Vec<Event>,
+    events: Vec<RoutingEvent>,
     compute: Compute,
     compute_from: &'static str,
     /// Bytes of weights a second, where that is all that is known.
@@ -215,7 +215,7 @@ impl Scene {
             ),
         };
         let measured = events.iter().rev().find_map(|event| match event {
-            Event::Measured { tokens, seconds } if *tokens > 0 => Some((*tokens, seconds)),
+            RoutingEvent::Measured { tokens, seconds } if *tokens > 0 => Some((*tokens, seconds)),
             _ => None,
         });
         let mut busy = None;
@@ -281,10 +281,10 @@ fn load_above_half(loads: &str, cpus: usize) -> Option<f64> {
 }
 
 /// Reads the routing of this model.
-fn recorded(path: &Path, config: &Config) -> anyhow::Result<Vec<Event>> {
+fn recorded(path: &Path, config: &Config) -> anyhow::Result<Vec<RoutingEvent>> {
     let read = || -> anyhow::Result<_> {
         let (header, events) = routing::read(BufReader::new(File::open(path)?))?;
-        let model = routing::Header {
+        let model = routing::RoutingHeader {
             routing: routing::VERSION,
             top_k: config.num_experts_per_tok,
             experts: config.n_routed_experts,
@@ -306,9 +306,11 @@ fn recorded(path: &Path, config: &Config) -> anyhow::Result<Vec<Event>> {
             "it has the routing of a prompt, and of no token after it"
         );
         let sparse: Vec<usize> = config.sparse_layers().collect();
-        let layer_of = |event: &Event| match event {
-            Event::Look { layer, .. } | Event::Routed { layer, .. } => Some(*layer),
-            Event::Computed { .. } | Event::Measured { .. } => None,
+        let layer_of = |event: &RoutingEvent| match event {
+            RoutingEvent::Predicted { layer, .. } | RoutingEvent::Routed { layer, .. } => {
+                Some(*layer)
+            }
+            RoutingEvent::Computed { .. } | RoutingEvent::Measured { .. } => None,
         };
         let dense = (events.iter().filter_map(layer_of)).find(|layer| !sparse.contains(layer));
         if let Some(layer) = dense {
@@ -330,7 +332,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     }
     let drives: Vec<SimDrive> = args.device.iter().map(|d| d.0.clone()).collect();
     let top_k = scene.config.num_experts_per_tok;
-    let share = scene.plan.slots.share;
+    let share = scene.plan.slots.per_layer_quota;
     let options = StoreOptions {
         slots: scene.plan.slots.clone(),
         lookahead: args.lookahead.into(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use colibri_uring::quant::Activations;
 use colibri_uring::runtime::draft;
-use colibri_uring::stream::LayerStats;
+use colibri_uring::stream::PrefetchAccuracy;
 use serde::Serialize;
 
 use crate::cli::commands::kv::KvStats;
@@ -116,8 +116,8 @@ pub struct PrefetchStats {
     pub top_k_recall: f64,
 }
 
-impl From<&LayerStats> for PrefetchStats {
-    fn from(layer: &LayerStats) -> PrefetchStats {
+impl From<&PrefetchAccuracy> for PrefetchStats {
+    fn from(layer: &PrefetchAccuracy) -> PrefetchStats {
         let share = |of: u64, all: u64| of as f64 / all.max(1) as f64;
         PrefetchStats {
             layer: layer.layer,

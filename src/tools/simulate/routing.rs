@@ -4,7 +4,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::config::Config;
-use crate::stream::routing::Event;
+use crate::stream::routing::RoutingEvent;
 
 /// How regular made-up routing is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,7 +56,7 @@ pub fn synthetic_routing(
     tokens: usize,
     params: RoutingParams,
     seed: u64,
-) -> Vec<Event> {
+) -> Vec<RoutingEvent> {
     let mut rng = Rng(ChaCha8Rng::seed_from_u64(seed));
     let (experts, top_k) = (config.n_routed_experts, config.num_experts_per_tok);
     let layers: Vec<usize> = config.sparse_layers().collect();
@@ -77,21 +77,21 @@ pub fn synthetic_routing(
         for (i, &layer) in layers.iter().enumerate() {
             events.push(look(layer, &chosen[i], params.late, experts, &mut rng));
             let experts_of_layer = chosen[i].clone();
-            events.push(Event::Routed {
+            events.push(RoutingEvent::Routed {
                 layer,
                 experts: experts_of_layer,
             });
             if let Some(&next) = layers.get(i + 1) {
                 events.push(look(next, &chosen[i + 1], params.early, experts, &mut rng));
             }
-            events.push(Event::Computed { layer });
+            events.push(RoutingEvent::Computed { layer });
         }
     }
     events
 }
 
 /// A look that finds so many of the `chosen` experts; what it is surer of is more often right.
-fn look(layer: usize, chosen: &[u32], found: f64, experts: usize, rng: &mut Rng) -> Event {
+fn look(layer: usize, chosen: &[u32], found: f64, experts: usize, rng: &mut Rng) -> RoutingEvent {
     let ranks = chosen.len().min(experts);
     let mut ranked: Vec<u32> = Vec::with_capacity(ranks);
     for (rank, &id) in chosen.iter().enumerate() {
@@ -105,7 +105,7 @@ fn look(layer: usize, chosen: &[u32], found: f64, experts: usize, rng: &mut Rng)
             ranked.push(rng.other(experts, &taken));
         }
     }
-    Event::Look {
+    RoutingEvent::Predicted {
         layer,
         ranks,
         experts: ranked,
@@ -132,10 +132,10 @@ mod tests {
         let (mut repeated, mut late, mut all) = (0, 0, 0);
         for event in &events {
             match event {
-                Event::Look {
+                RoutingEvent::Predicted {
                     layer: l, experts, ..
                 } if *l == layer => looked.clone_from(experts),
-                Event::Routed { layer: l, experts } if *l == layer => {
+                RoutingEvent::Routed { layer: l, experts } if *l == layer => {
                     assert_eq!(experts.len(), 8);
                     repeated += experts.iter().filter(|id| before.contains(id)).count();
                     late += experts.iter().filter(|id| looked.contains(id)).count();
@@ -160,7 +160,8 @@ mod tests {
             for event in synthetic_routing(&config(experts, top_k), 20, RoutingParams::default(), 2)
             {
                 let mut ids = match event {
-                    Event::Look { experts, .. } | Event::Routed { experts, .. } => experts,
+                    RoutingEvent::Predicted { experts, .. }
+                    | RoutingEvent::Routed { experts, .. } => experts,
                     _ => continue,
                 };
                 ids.sort_unstable();

@@ -4,19 +4,19 @@ use std::time::Duration;
 
 use colibri_uring::config::Config;
 use colibri_uring::model::{Phase, Session};
-use colibri_uring::stream::routing::{self, Recorder};
+use colibri_uring::stream::routing::{self, RoutingRecorder};
 
 use crate::cli::output::file::Output;
 
 /// Records into the file of `--save-routing`.
-pub fn recorder(file: &Output, config: &Config) -> anyhow::Result<Recorder> {
-    let header = routing::Header {
+pub fn recorder(file: &Output, config: &Config) -> anyhow::Result<RoutingRecorder> {
+    let header = routing::RoutingHeader {
         routing: routing::VERSION,
         top_k: config.num_experts_per_tok,
         experts: config.n_routed_experts,
         layers: config.num_hidden_layers,
     };
-    Ok(Recorder::new(Box::new(file.writer()?), &header))
+    Ok(RoutingRecorder::new(Box::new(file.writer()?), &header))
 }
 
 /// How long the arithmetic of `tokens` tokens took that came after the prompt.
@@ -24,7 +24,7 @@ pub fn measured(
     prompt: &[(Phase, &'static str, Duration)],
     session: &Session,
     tokens: usize,
-) -> routing::Event {
+) -> routing::RoutingEvent {
     let total = session.stats().phases;
     let arithmetic = total.iter().zip(prompt);
     let seconds = arithmetic
@@ -32,7 +32,7 @@ pub fn measured(
         .map(|((_, name, spent), (.., before))| {
             ((*name).to_owned(), (*spent - *before).as_secs_f64())
         });
-    routing::Event::Measured {
+    routing::RoutingEvent::Measured {
         tokens: tokens as u64,
         seconds: seconds.collect(),
     }
