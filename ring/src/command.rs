@@ -21,7 +21,7 @@ pub(crate) enum Command {
 }
 
 /// The engine's connection to a driver, on the ring thread or on the caller's.
-pub(crate) trait Link {
+pub(crate) trait Link: Send {
     /// Name of the device.
     fn device(&self) -> &'static str;
 

@@ -57,7 +57,7 @@ pub(crate) type Waker = Arc<dyn Fn() + Send + Sync>;
 /// # Safety
 /// An implementation writes only the bytes of an op, and only until it returns the op's completion. It has stopped writing when
 /// its drop returns, or it never frees the slabs.
-pub(crate) unsafe trait Device {
+pub(crate) unsafe trait Device: Send {
     /// Takes one op; it starts at the next wait at the latest. The driver keeps the number of ops below the capacity that the
     /// device was made with.
     ///

@@ -7,12 +7,12 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 use colibri_ring::{Options, Stats};
 use colibri_uring::config::Config;
+use colibri_uring::model::draft::Mode;
 use colibri_uring::model::{
-    Model, ModelError, Phase, PredictionError, Session, SessionOptions, check_context, prediction,
+    ModelError, Phase, PredictionError, Runner, RunnerOptions, Weights, check_context, prediction,
 };
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
-use colibri_uring::runtime::draft::Mode;
 use colibri_uring::runtime::kv_file::Fingerprint;
 use colibri_uring::runtime::plan::{
     self, MemoryInputs, MemoryOverrides, Plan, PlanError, PlanRequest, Roots,
@@ -152,7 +152,7 @@ impl ModelIndex {
     }
 
     /// Plans the memory for a context, then loads the resident weights and makes the slabs. In mode auto, a prediction layer that cannot be
-    /// loaded is left out. At the end, before there are compute threads, Ctrl-C stops ending the process and asks the session to
+    /// loaded is left out. At the end, before there are compute threads, Ctrl-C stops ending the process and asks the runner to
     /// stop.
     pub fn load(
         mut self,
@@ -170,18 +170,19 @@ impl ModelIndex {
         }
         let options = args.load_options();
         let bar = progress::bytes(plan.needs.dense);
-        let model = Model::load_with(&self.shards, self.config.clone(), options, &|done, all| {
-            bar.set_length(all);
-            bar.set_position(done);
-        });
+        let weights =
+            Weights::load_with(&self.shards, self.config.clone(), options, &|done, all| {
+                bar.set_length(all);
+                bar.set_position(done);
+            });
         bar.finish_and_clear();
-        let model = match model {
+        let weights = match weights {
             Err(error) if self.drafts == Mode::Auto && self.is_of_prediction(&error) => {
                 tracing::warn!("no drafts: {error}");
                 self.config.prediction = None;
                 return self.load(args, tokens);
             }
-            model => model?,
+            weights => weights?,
         };
         let ModelIndex {
             start,
@@ -212,13 +213,14 @@ impl ModelIndex {
         // In this order: a signal in between would find nobody who asks.
         let stop = interrupt::install().context(HANDLE)?;
         drop(loading);
-        let pool = Pool::new(args.threads());
+        let pool = Arc::new(Pool::new(args.threads()));
         let load_seconds = start.elapsed().as_secs_f64();
         Ok((
             LoadedModel {
                 shards,
-                model,
+                weights: Arc::new(weights),
                 pool,
+                context: tokens.context,
                 history,
                 round_experts: args.expert_bits.map(Packing::from),
                 scratch_bytes: usize::try_from(plan.needs.scratch)?,
@@ -289,8 +291,10 @@ fn plan_memory(survey: &MemoryInputs) -> anyhow::Result<Plan> {
 #[derive(Debug)]
 pub struct LoadedModel {
     shards: Shards,
-    model: Model,
-    pool: Pool,
+    weights: Arc<Weights>,
+    pool: Arc<Pool>,
+    /// Tokens that there are pages for.
+    context: usize,
     history: Option<History>,
     round_experts: Option<Packing>,
     scratch_bytes: usize,
@@ -325,38 +329,41 @@ impl LoadedModel {
     }
 
     /// Adds what a session used to the history of the model. After an error it is not asked to: the drive may be what failed.
-    pub fn keep_usage(&self, session: &mut Session) {
+    pub fn keep_usage(&self, runner: &mut Runner) {
         if let Some(history) = &self.history {
-            history.keep(session.store_mut().usage());
+            history.keep(runner.store_mut().usage());
         }
     }
 
     /// An empty context, of which a call soon ends when somebody has asked to stop.
-    pub fn session(&self, store: ExpertStore) -> Session<'_> {
-        let options = SessionOptions {
+    pub fn runner(&self, store: ExpertStore) -> Runner {
+        let options = RunnerOptions {
             stop: Some(self.stop.clone()),
             scratch_bytes: self.scratch_bytes,
             slice: self.slice,
             round_experts: self.round_experts,
+            kv_tokens: Some(self.context),
+            ..RunnerOptions::default()
         };
-        let mut session = Session::new(&self.model, store, &self.pool, options);
+        let (weights, pool) = (Arc::clone(&self.weights), Arc::clone(&self.pool));
+        let mut runner = Runner::new(weights, store, pool, options);
         if self.record > 0 {
-            session.record_laps(self.record);
+            runner.record_timeline(self.record);
         }
-        session
+        runner
     }
 }
 
 /// What reading and computing has cost so far.
-pub fn engine_stats(session: &mut Session, opened: &LoadedModel) -> EngineStats {
-    let phases = session.stats().phases;
+pub fn engine_stats(runner: &mut Runner, opened: &LoadedModel) -> EngineStats {
+    let phases = runner.stats().phases;
     let seconds = |waiting: bool| -> f64 {
         let of_kind = phases
             .iter()
             .filter(|(phase, ..)| (*phase == Phase::IoWait) == waiting);
         of_kind.map(|(_, _, spent)| spent.as_secs_f64()).sum()
     };
-    let store = session.store_mut();
+    let store = runner.store_mut();
     let stream = store.stats();
     let mut stats = EngineStats {
         engine: store.device().to_owned(),

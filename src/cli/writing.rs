@@ -1,62 +1,57 @@
-//! A text as it comes about: the prompt is fed, tokens are drafted and chosen, and each is printed at once.
+//! Prints a text as it is generated: feeds the prompt, drafts and chooses tokens, prints each at once.
 
 use std::io::Write;
 use std::time::Duration;
 
-use colibri_uring::model::{ModelError, Phase, Session};
-use colibri_uring::runtime::draft::{self, Drafter, Mode};
-use colibri_uring::runtime::generate::{Generated, Source, generate};
+use colibri_uring::model::draft::{DraftStats, Drafter, Mode};
+use colibri_uring::model::{Phase, Runner, Sequence};
+use colibri_uring::runtime::generate::{Generated, Generation, SequenceFeed, Source};
 
 use crate::cli::output::printer::Printer;
 use crate::cli::output::progress;
 
-/// What is to be written.
+/// What is to be generated and printed.
 pub struct GenerationRun<'a, W> {
-    /// Tokens that the session does not have.
+    /// Tokens that the sequence does not have.
     pub prompt: &'a [u32],
     pub source: Source,
     pub drafts: Mode,
     /// Tokens of the context at most, the last one included, which is never fed.
     pub limit: usize,
     pub printer: Printer<'a, W>,
-    /// What is printed before the first token: not before the bar over the prompt is gone, which takes the line that it is on.
+    /// Printed before the first token, when the bar over the prompt has left the line.
     pub opening: Option<&'a str>,
     /// Tokens that are not printed, even if they have a text.
     pub silent: &'a [u32],
 }
 
-/// What came of it.
+/// A generated text and its cost.
 pub struct GenerationOutcome {
     pub generated: Generated,
-    pub drafted: draft::Stats,
-    /// Time by phase up to the end of the prompt.
+    pub drafted: DraftStats,
+    /// Time by phase up to the first token.
     pub prompt_phases: Vec<(Phase, &'static str, Duration)>,
-    /// What ended the text early, or kept its end from being printed. What was generated before is there.
+    /// What ended the text early, or kept its end from being printed. `generated` has the tokens before it.
     pub failed: Option<anyhow::Error>,
 }
 
 impl<W: Write> GenerationRun<'_, W> {
-    /// Continues the context of `session`.
-    pub fn run(mut self, session: &mut Session) -> GenerationOutcome {
-        let reading = progress::reading(session, self.prompt.len());
-        let mut prompt_phases = None;
-        let mut drafter = Drafter::new(session, self.drafts, self.limit - 1);
-        let (generated, ended) = generate(
-            self.prompt,
-            self.source,
-            |ids| {
-                let fed = match drafter.feed(ids) {
-                    Ok(logits) => Ok(Some(logits.to_vec())),
-                    Err(ModelError::Stopped) => Ok(None),
-                    Err(error) => Err(anyhow::Error::from(error)),
-                };
-                prompt_phases.get_or_insert_with(|| {
-                    reading.finish_and_clear();
-                    drafter.session().stats().phases
-                });
-                fed
-            },
-            |id| {
+    /// Continues `sequence`.
+    pub fn run(mut self, runner: &mut Runner, sequence: &mut Sequence) -> GenerationOutcome {
+        let reading = progress::reading(runner, self.prompt.len());
+        let drafter = Drafter::new(sequence, self.drafts, self.limit - 1);
+        let feed = SequenceFeed {
+            runner,
+            sequence,
+            drafter,
+        };
+        let mut generation = Generation::new(feed, self.prompt, self.source);
+        let mut next = generation.next();
+        reading.finish_and_clear();
+        let prompt_phases = generation.source().runner.stats().phases;
+        let mut failed = None;
+        while let Some(token) = next {
+            let printed = token.map_err(anyhow::Error::from).and_then(|id| {
                 if let Some(opening) = self.opening.take() {
                     self.printer.print(opening)?;
                 }
@@ -64,13 +59,19 @@ impl<W: Write> GenerationRun<'_, W> {
                     true => Ok(()),
                     false => self.printer.token(id),
                 }
-            },
-        );
+            });
+            if let Err(error) = printed {
+                failed = Some(error);
+                break;
+            }
+            next = generation.next();
+        }
+        let (generated, feed) = generation.finish();
         GenerationOutcome {
             generated,
-            drafted: drafter.finish(),
-            prompt_phases: prompt_phases.unwrap_or_default(),
-            failed: ended.and_then(|()| self.printer.finish()).err(),
+            drafted: feed.finish(),
+            prompt_phases,
+            failed: failed.or_else(|| self.printer.finish().err()),
         }
     }
 }

@@ -6,14 +6,14 @@
 //! one token and group of heads at a time: the numbers do not depend on how tokens were grouped.
 
 use crate::config::Config;
-use crate::model::clock::Phase;
 use crate::model::indexer::{Indexer, IndexerScratch, Selection};
-use crate::model::kv::{LayerCache, PAGE, Rows};
+use crate::model::kv::{KvSpan, PAGE, Rows, span_of};
 use crate::model::linear::Linear;
 use crate::model::ops;
 use crate::model::pass::{Pass, Tokens};
 use crate::model::rope::{Angle, rotate};
-use crate::model::scratch::{Shelf, sized};
+use crate::model::scratch::{ScratchPool, resize_scratch};
+use crate::model::timer::Phase;
 use crate::pool::Pool;
 use crate::quant::Matrix;
 use crate::weight::{Loader, Weight, WeightError};
@@ -59,7 +59,7 @@ pub struct AttentionScratch {
     q: Vec<f32>,
     values: Vec<f32>,
     indexer: IndexerScratch,
-    tiles: Shelf<Tile>,
+    tiles: ScratchPool<Tile>,
 }
 
 impl AttentionScratch {
@@ -72,7 +72,7 @@ impl AttentionScratch {
             q: Vec::new(),
             values: Vec::new(),
             indexer: IndexerScratch::new(),
-            tiles: Shelf::new(),
+            tiles: ScratchPool::new(),
         }
     }
 }
@@ -133,48 +133,57 @@ impl Attention {
         })
     }
 
-    /// `out` [n, hidden] of the tokens, which follow those in `cache` and are added to it. A full layer
-    /// writes its choice of positions to `selection`, unless an earlier choice is kept there (then its keys are not added either); any
-    /// layer uses what is there.
+    /// `out` [n, hidden] of the tokens, whose cache rows are added to those of their sequences. A full layer writes its choice of
+    /// positions to `selection`, unless an earlier choice is kept there (then its keys are not added either); any layer uses the
+    /// choice it finds.
     pub fn forward(
         &self,
         pass: &mut Pass,
         tokens: Tokens,
-        cache: &mut LayerCache,
+        spans: &mut [KvSpan],
         selection: &mut Selection,
         scratch: &mut AttentionScratch,
         out: &mut [f32],
     ) {
         let (pool, n) = (pass.pool, tokens.n);
         let q_rank = self.q_a_norm.len();
-        let low = sized(&mut scratch.low, n * q_rank);
+        let low = resize_scratch(&mut scratch.low, n * q_rank);
         self.q_a.forward(pool, tokens.x, n, low);
-        let q_resid = sized(&mut scratch.q_resid, n * q_rank);
+        let q_resid = resize_scratch(&mut scratch.q_resid, n * q_rank);
         for (low, q_resid) in low.chunks(q_rank).zip(q_resid.chunks_mut(q_rank)) {
             ops::rms_norm(low, &self.q_a_norm, NORM_EPS, q_resid);
         }
-        self.extend_cache(pool, tokens, &mut cache.kv, &mut scratch.kv);
-        if let (Some(indexer), Some(keys)) = (&self.indexer, &mut cache.index_keys)
+        self.extend_cache(pool, tokens, spans, &mut scratch.kv);
+        if let Some(indexer) = &self.indexer
             && !selection.is_kept()
         {
-            pass.clock.lap(Phase::Attention);
-            indexer.select(pool, tokens, q_resid, keys, &mut scratch.indexer, selection);
-            pass.clock.lap(Phase::Indexer);
+            pass.timer.lap(Phase::Attention);
+            indexer.select(
+                pool,
+                tokens,
+                q_resid,
+                spans,
+                &mut scratch.indexer,
+                selection,
+            );
+            pass.timer.lap(Phase::Indexer);
         }
         let head = self.nope + self.rope;
-        let q = sized(&mut scratch.q, n * self.heads * head);
+        let q = resize_scratch(&mut scratch.q, n * self.heads * head);
         self.q_b.matrix().matmul(pool, q_resid, n, q);
-        let values = sized(&mut scratch.values, n * self.heads * self.value);
+        let values = resize_scratch(&mut scratch.values, n * self.heads * self.value);
         // The cache is read once for the scores and once for the sums.
-        let cached = 2 * size_of::<f32>() * self.heads * cache.kv.len() * cache.kv.width();
-        let read = n * (cached + self.kv_b.matrix().bytes().len());
+        let attended = |span: &KvSpan| span.rows * (span.position + span.rows);
+        let attended: usize = spans.iter().map(attended).sum();
+        let cached = 2 * size_of::<f32>() * self.heads * attended * (self.rank + self.rope);
+        let read = cached + n * self.kv_b.matrix().bytes().len();
         let inline = pool.threads() == 1 || read < INLINE_BYTES;
         let group = group_of(self.heads, if inline { 1 } else { TILES });
         let groups = self.heads / group;
-        let (q, tiles, selection) = (&*q, &scratch.tiles, &*selection);
+        let (q, tiles, selection, spans) = (&*q, &scratch.tiles, &*selection, &*spans);
         let attend = |tile: usize, out: &mut [f32]| {
             let (i, first) = (tile / groups, tile % groups * group);
-            let position = tokens.position + i;
+            let (span, position) = span_of(spans, i);
             let heads = Heads {
                 first,
                 q: &q[(i * self.heads + first) * head..][..group * head],
@@ -184,7 +193,7 @@ impl Attention {
                     None => Attended::First(position + 1),
                 },
             };
-            tiles.with(|tile| self.attend(pool, heads, &cache.kv, tile, out));
+            tiles.with(|tile| self.attend(pool, heads, span.kv(), tile, out));
         };
         let width = group * self.value;
         if inline {
@@ -194,31 +203,35 @@ impl Attention {
             pool.run_chunks(values, width, &attend);
         }
         self.o.forward(pool, values, n, out);
-        pass.clock.lap(Phase::Attention);
+        pass.timer.lap(Phase::Attention);
     }
 
-    fn extend_cache(&self, pool: &Pool, tokens: Tokens, cache: &mut Rows, kv: &mut Vec<f32>) {
+    fn extend_cache(&self, pool: &Pool, tokens: Tokens, spans: &mut [KvSpan], kv: &mut Vec<f32>) {
         let width = self.rank + self.rope;
-        let (row, raw) = sized(kv, (tokens.n + 1) * width).split_at_mut(width);
+        let raw = resize_scratch(kv, tokens.n * width);
         self.kv_a.forward(pool, tokens.x, tokens.n, raw);
-        for (i, raw) in raw.chunks(width).enumerate() {
-            let (c, k_rope) = row.split_at_mut(self.rank);
-            ops::rms_norm(&raw[..self.rank], &self.kv_a_norm, NORM_EPS, c);
-            k_rope.copy_from_slice(&raw[self.rank..]);
-            rotate(k_rope, tokens.angles_of(i));
-            cache.push(row);
+        for span in spans {
+            for i in 0..span.rows {
+                let at = span.row + i;
+                let raw = &raw[at * width..][..width];
+                let Some(row) = span.kv_mut(i) else { break };
+                let (c, k_rope) = row.split_at_mut(self.rank);
+                ops::rms_norm(&raw[..self.rank], &self.kv_a_norm, NORM_EPS, c);
+                k_rope.copy_from_slice(&raw[self.rank..]);
+                rotate(k_rope, tokens.angles_of(at));
+            }
         }
     }
 
     /// The outputs `out` [group, value] of some heads.
-    fn attend(&self, pool: &Pool, heads: Heads, cache: &Rows, tile: &mut Tile, out: &mut [f32]) {
+    fn attend(&self, pool: &Pool, heads: Heads, cache: Rows, tile: &mut Tile, out: &mut [f32]) {
         let Heads {
             first, attended, ..
         } = heads;
         let kv_b = self.kv_b.matrix();
         let width = cache.width();
         let group = heads.q.len() / (self.nope + self.rope);
-        let absorbed = sized(&mut tile.q, group * width);
+        let absorbed = resize_scratch(&mut tile.q, group * width);
         let queries = heads.q.chunks(self.nope + self.rope);
         for (j, (q, absorbed)) in queries.zip(absorbed.chunks_mut(width)).enumerate() {
             let start = (first + j) * (self.nope + self.value);
@@ -230,31 +243,34 @@ impl Attention {
         }
 
         let count = attended.len();
-        let scores = sized(&mut tile.scores, group * count);
-        for start in (0..count).step_by(PAGE) {
-            let rows = PAGE.min(count - start);
-            let keys = attended.gather(cache, start, rows, &mut tile.rows);
-            let block = sized(&mut tile.block, group * rows);
+        let scores = resize_scratch(&mut tile.scores, group * count);
+        let mut start = 0;
+        while start < count {
+            let keys = attended.gather(cache, start, &mut tile.rows);
+            let rows = keys.len() / width;
+            let block = resize_scratch(&mut tile.block, group * rows);
             Matrix::from_f32(keys, width).matmul(pool, absorbed, group, block);
             for (scores, block) in scores.chunks_mut(count).zip(block.chunks(rows)) {
                 for (score, dot) in scores[start..].iter_mut().zip(block) {
                     *score = dot * self.scale;
                 }
             }
+            start += rows;
         }
         scores.chunks_mut(count).for_each(ops::softmax);
 
         // The rotated keys are summed along with the rest, which is cheaper than leaving them out.
-        let context = sized(&mut tile.context, group * width);
+        let context = resize_scratch(&mut tile.context, group * width);
         context.fill(0.0);
         // Block by block for all heads, so that the cache is read once from memory.
-        for start in (0..count).step_by(PAGE) {
-            let rows = PAGE.min(count - start);
-            let keys = attended.gather(cache, start, rows, &mut tile.rows);
+        let mut start = 0;
+        while start < count {
+            let keys = attended.gather(cache, start, &mut tile.rows);
             let block = Matrix::from_f32(keys, width);
             for (scores, context) in scores.chunks(count).zip(context.chunks_mut(width)) {
-                block.add_rows(&scores[start..start + rows], context);
+                block.add_rows(&scores[start..start + block.rows()], context);
             }
+            start += block.rows();
         }
         let contexts = context.chunks(width);
         for (j, (context, out)) in contexts.zip(out.chunks_mut(self.value)).enumerate() {
@@ -294,20 +310,16 @@ impl Attended<'_> {
         }
     }
 
-    /// Cache rows of the attended positions `start..start + rows`, side by side; `start` is a multiple of PAGE.
-    fn gather<'a>(
-        &self,
-        cache: &'a Rows,
-        start: usize,
-        rows: usize,
-        buffer: &'a mut Vec<f32>,
-    ) -> &'a [f32] {
+    /// Cache rows of the attended positions from `start` on, side by side: a page of them at most.
+    fn gather<'a>(&self, cache: Rows<'a>, start: usize, buffer: &'a mut Vec<f32>) -> &'a [f32] {
         match self {
-            Attended::First(_) => cache.page(start / PAGE, rows),
+            Attended::First(count) => cache.run(start, count - start),
             Attended::Some(picked) => {
-                let buffer = sized(buffer, rows * cache.width());
+                let picked = &picked[start..];
+                let rows = PAGE.min(picked.len());
+                let buffer = resize_scratch(buffer, rows * cache.width());
                 let slots = buffer.chunks_mut(cache.width());
-                for (slot, position) in slots.zip(&picked[start..]) {
+                for (slot, position) in slots.zip(picked) {
                     slot.copy_from_slice(cache.row(*position as usize));
                 }
                 buffer

@@ -1,4 +1,7 @@
-//! What can go wrong between a directory of tensors and logits.
+//! Says why a model cannot be loaded or run.
+
+use std::io;
+use std::path::PathBuf;
 
 use crate::stream::StreamError;
 use crate::weight::WeightError;
@@ -36,7 +39,7 @@ pub enum ModelError {
         /// The longest context.
         max: usize,
     },
-    /// A cache cannot become that of a session.
+    /// Saved rows cannot become those of a sequence.
     #[error("the cached context does not fit the model: {what}")]
     Cache {
         /// What does not fit.
@@ -45,7 +48,31 @@ pub enum ModelError {
     /// There is nothing to compute.
     #[error("no token ids given: at least one is needed")]
     NoTokens,
-    /// Asked to stop. The tokens of the interrupted call are forgotten, earlier ones are not.
+    /// The sequences of a pass need more pages than are free. Nothing was changed: swap a sequence out, or drop one.
+    #[error(
+        "the KV cache is full: {needed} more pages of 64 tokens are needed, and {free} are free"
+    )]
+    OutOfPages {
+        /// Pages that the pass needs.
+        needed: usize,
+        /// Pages that are free or can be evicted.
+        free: usize,
+    },
+    /// A sequence was given to a runner that did not make it.
+    #[error("the sequence belongs to another runner")]
+    ForeignSequence,
+    /// The pages of the sequence are in a file.
+    #[error("the sequence is swapped out")]
+    SwappedOut,
+    /// A sequence could not be written to its swap file, or not be read back.
+    #[error("cannot swap a sequence to a file in {}: {source}", dir.display())]
+    Swap {
+        /// The directory.
+        dir: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The stop flag was set. The tokens of the interrupted slice are forgotten, earlier ones are not.
     #[error("stopped")]
     Stopped,
 }

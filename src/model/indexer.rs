@@ -7,11 +7,11 @@
 use std::ops::Range;
 
 use crate::config::Config;
-use crate::model::kv::{PAGE, Rows};
+use crate::model::kv::{KvSpan, PAGE, Rows};
 use crate::model::ops;
 use crate::model::pass::Tokens;
 use crate::model::rope::rotate;
-use crate::model::scratch::{Shelf, sized};
+use crate::model::scratch::{ScratchPool, resize_scratch};
 use crate::model::topk::top_k as largest;
 use crate::pool::Pool;
 use crate::quant::Matrix;
@@ -105,9 +105,9 @@ pub struct IndexerScratch {
     weights: Vec<f32>,
     scores: Vec<f32>,
     /// Scores by head of one page.
-    heads: Shelf<Vec<f32>>,
+    heads: ScratchPool<Vec<f32>>,
     /// Candidates of one token.
-    candidates: Shelf<Vec<u32>>,
+    candidates: ScratchPool<Vec<u32>>,
 }
 
 impl IndexerScratch {
@@ -118,8 +118,8 @@ impl IndexerScratch {
             keys: Vec::new(),
             weights: Vec::new(),
             scores: Vec::new(),
-            heads: Shelf::new(),
-            candidates: Shelf::new(),
+            heads: ScratchPool::new(),
+            candidates: ScratchPool::new(),
         }
     }
 }
@@ -168,58 +168,82 @@ impl Indexer {
         })
     }
 
-    /// Adds the tokens' keys to `keys`, and chooses the positions of those that have too many.
+    /// Adds the tokens' keys to those of their sequences, and chooses the positions of tokens that have too many.
     /// `q_resid` is the normed low-rank query [n, q_lora_rank].
     pub fn select(
         &self,
         pool: &Pool,
         tokens: Tokens,
         q_resid: &[f32],
-        keys: &mut Rows,
+        spans: &mut [KvSpan],
         scratch: &mut IndexerScratch,
         selection: &mut Selection,
     ) {
-        self.add_keys(pool, tokens, keys, scratch);
+        self.add_keys(pool, tokens, spans, scratch);
         let Some(top_k) = selection.top_k else { return };
-        // Earlier tokens are dense: they come first, and nothing is computed for them.
-        let dense = top_k.saturating_sub(tokens.position).min(tokens.n);
-        if dense == tokens.n {
+        if spans.iter().all(|span| span.position + span.rows <= top_k) {
             return;
         }
         let n = tokens.n;
-        let queries = sized(&mut scratch.queries, n * self.heads * self.width);
+        let queries = resize_scratch(&mut scratch.queries, n * self.heads * self.width);
         self.wq_b.matrix().matmul(pool, q_resid, n, queries);
         for (i, heads) in queries.chunks_mut(self.heads * self.width).enumerate() {
             for head in heads.chunks_mut(self.width) {
                 rotate(head, tokens.angles_of(i));
             }
         }
-        let weights = sized(&mut scratch.weights, n * self.heads);
+        let weights = resize_scratch(&mut scratch.weights, n * self.heads);
         let weights_proj = self.weights_proj.matrix();
         weights_proj.matmul(pool, tokens.x, n, weights);
         weights.iter_mut().for_each(|w| *w *= self.weight_scale);
+        for span in spans {
+            self.choose(pool, tokens.row, span, top_k, scratch, selection);
+        }
+    }
 
-        let stride = (tokens.position + n).next_multiple_of(RUN);
+    /// Chooses the positions of one sequence's tokens. Row `row` of the selection is that of the first token of all.
+    fn choose(
+        &self,
+        pool: &Pool,
+        row: usize,
+        span: &KvSpan,
+        top_k: usize,
+        scratch: &mut IndexerScratch,
+        selection: &mut Selection,
+    ) {
+        let Some(keys) = span.index_keys() else {
+            return;
+        };
+        let n = span.rows;
+        // Tokens that attend to every position come first, and nothing is computed for them.
+        let dense = top_k.saturating_sub(span.position).min(n);
+        if dense == n {
+            return;
+        }
+        let stride = (span.position + n).next_multiple_of(RUN);
         let batch = (MAX_SCORES / stride).clamp(1, n - dense);
+        let (queries, weights) = (&scratch.queries, &scratch.weights);
         for first in (dense..n).step_by(batch) {
             let count = batch.min(n - first);
-            let scores = sized(&mut scratch.scores, count * stride);
+            let scores = resize_scratch(&mut scratch.scores, count * stride);
             let runs = stride / RUN;
             pool.run_chunks(scores, RUN, &|tile, scores| {
                 let i = first + tile / runs;
+                let at = span.row + i;
                 let heads = Heads {
-                    queries: &queries[i * self.heads * self.width..][..self.heads * self.width],
-                    weights: &weights[i * self.heads..][..self.heads],
+                    queries: &queries[at * self.heads * self.width..][..self.heads * self.width],
+                    weights: &weights[at * self.heads..][..self.heads],
                 };
                 let start = tile % runs * RUN;
-                let end = (tokens.position + i + 1).min(start + RUN);
+                let end = (span.position + i + 1).min(start + RUN);
                 scratch.heads.with(|by_head| {
                     self.score(pool, heads, keys, start..end, by_head, scores);
                 });
             });
-            let picked = &mut selection.picked[(tokens.row + first) * top_k..][..count * top_k];
+            let first_row = row + span.row + first;
+            let picked = &mut selection.picked[first_row * top_k..][..count * top_k];
             pool.run_chunks(picked, top_k, &|tile, picked| {
-                let positions = tokens.position + first + tile + 1;
+                let positions = span.position + first + tile + 1;
                 let scores = &scores[tile * stride..][..positions];
                 scratch.candidates.with(|candidates| {
                     largest(scores, top_k, candidates);
@@ -229,32 +253,43 @@ impl Indexer {
         }
     }
 
-    fn add_keys(&self, pool: &Pool, tokens: Tokens, keys: &mut Rows, scratch: &mut IndexerScratch) {
-        let raw = sized(&mut scratch.keys, (tokens.n + 1) * self.width);
-        let (key, raw) = raw.split_at_mut(self.width);
+    fn add_keys(
+        &self,
+        pool: &Pool,
+        tokens: Tokens,
+        spans: &mut [KvSpan],
+        scratch: &mut IndexerScratch,
+    ) {
+        let raw = resize_scratch(&mut scratch.keys, tokens.n * self.width);
         self.wk.matrix().matmul(pool, tokens.x, tokens.n, raw);
-        for (i, raw) in raw.chunks(self.width).enumerate() {
-            ops::layer_norm(raw, &self.norm_weight, &self.norm_bias, NORM_EPS, key);
-            rotate(key, tokens.angles_of(i));
-            keys.push(key);
+        for span in spans {
+            for i in 0..span.rows {
+                let at = span.row + i;
+                let raw = &raw[at * self.width..][..self.width];
+                let Some(key) = span.index_key_mut(i) else {
+                    break;
+                };
+                ops::layer_norm(raw, &self.norm_weight, &self.norm_bias, NORM_EPS, key);
+                rotate(key, tokens.angles_of(at));
+            }
         }
     }
 
-    /// Scores of the positions `range` (which starts at a page) for one token, to `scores[0..]`:
-    /// the sum over heads of relu(q.k / sqrt(width)) * weight.
+    /// Scores of the positions `range` for one token, to `scores[0..]`: the sum over heads of relu(q.k / sqrt(width)) * weight.
     fn score(
         &self,
         pool: &Pool,
         heads: Heads,
-        keys: &Rows,
+        keys: Rows,
         range: Range<usize>,
         by_head: &mut Vec<f32>,
         scores: &mut [f32],
     ) {
-        for start in range.clone().step_by(PAGE) {
-            let rows = PAGE.min(range.end - start);
-            let page = Matrix::from_f32(keys.page(start / PAGE, rows), self.width);
-            let by_head = sized(by_head, self.heads * rows);
+        let mut start = range.start;
+        while start < range.end {
+            let page = Matrix::from_f32(keys.run(start, range.end - start), self.width);
+            let rows = page.rows();
+            let by_head = resize_scratch(by_head, self.heads * rows);
             page.matmul(pool, heads.queries, self.heads, by_head);
             let scores = &mut scores[start - range.start..][..rows];
             scores.fill(0.0);
@@ -263,6 +298,7 @@ impl Indexer {
                     *score += (dot * self.scale).max(0.0) * weight;
                 }
             }
+            start += rows;
         }
     }
 }

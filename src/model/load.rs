@@ -57,7 +57,7 @@ pub enum Sparsity {
 
 /// A model's resident weights.
 #[derive(Debug)]
-pub struct Model {
+pub struct Weights {
     pub(super) config: Config,
     pub(super) embed: Weight,
     pub(super) layers: Vec<Layer>,
@@ -106,7 +106,7 @@ impl Parts {
 /// How the resident matrices of a model are stored, by name. Reads vectors, but no matrix.
 ///
 /// # Errors
-/// As [`Model::load`], but for what reading a matrix finds out.
+/// As [`Weights::load`], but for what reading a matrix finds out.
 pub fn resident_formats(
     shards: &Shards,
     config: &Config,
@@ -136,7 +136,7 @@ pub(super) enum Block {
     Sparse(Moe),
 }
 
-impl Model {
+impl Weights {
     /// Loads every resident tensor of the model that `config` describes. Routed experts are not touched.
     ///
     /// # Errors
@@ -147,20 +147,20 @@ impl Model {
         shards: &Shards,
         config: Config,
         options: LoadOptions,
-    ) -> Result<Model, ModelError> {
-        Model::load_with(shards, config, options, &|_, _| {})
+    ) -> Result<Weights, ModelError> {
+        Weights::load_with(shards, config, options, &|_, _| {})
     }
 
-    /// As [`Model::load`]; `progress` hears of (bytes so far, bytes in all).
+    /// As [`Weights::load`]; `progress` hears of (bytes so far, bytes in all).
     ///
     /// # Errors
-    /// As [`Model::load`].
+    /// As [`Weights::load`].
     pub fn load_with(
         shards: &Shards,
         config: Config,
         options: LoadOptions,
         progress: &(dyn Fn(u64, u64) + Sync),
-    ) -> Result<Model, ModelError> {
+    ) -> Result<Weights, ModelError> {
         let mut loader = Loader::new(shards)?.multiplying(options.activations);
         if let Some(dense) = options.dense {
             loader = loader.quantising(dense, options.threads);
@@ -175,7 +175,7 @@ impl Model {
         } = Parts::find(&mut loader, &config, sparsity)?;
         let resident_bytes = loader.bytes();
         loader.finish(options.direct, progress)?;
-        Ok(Model {
+        Ok(Weights {
             embed,
             layers,
             norm,

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::model::ops;
-use crate::model::scratch::sized;
+use crate::model::scratch::resize_scratch;
 use crate::pool::Pool;
 use crate::weight::{Loader, Weight, WeightError};
 
@@ -54,8 +54,8 @@ impl Mlp {
         let columns = COLUMNS * hidden;
         for (x, out) in x.chunks(columns).zip(out.chunks_mut(columns)) {
             let n = x.len() / hidden;
-            let g = sized(&mut scratch.gate, n * gate.rows());
-            let u = sized(&mut scratch.up, n * gate.rows());
+            let g = resize_scratch(&mut scratch.gate, n * gate.rows());
+            let u = resize_scratch(&mut scratch.up, n * gate.rows());
             gate.matmul(pool, x, n, g);
             up.matmul(pool, x, n, u);
             ops::silu_mul(g, u);

@@ -1,17 +1,18 @@
-//! The `glm_moe_dsa` model: loading, layers, forward pass.
+//! Computes a `glm_moe_dsa` model: loading, layers, forward passes, drafts.
 //!
-//! [`Model`] holds the resident weights, [`Session`] one context and what is needed to go through it. A token's
-//! way: `forward` embeds it, takes it through each layer's `attention` (with its `indexer` and the cache `kv`) and
-//! `mlp` or `moe` (with its `router`), and ends in logits. `draft` continues it tentatively with the layer of `mtp`.
+//! [`Weights`] are the resident tensors. A [`Runner`] holds them with all that exists once, and takes steps of [`Sequence`]s through the
+//! layers. A row's way: `forward` embeds it, takes it through each layer's `attention` (with its `indexer` and the pages of `kv`) and `mlp`
+//! or `moe` (with its `router`), and ends in logits. `draft` continues a sequence tentatively with the layer of `mtp`.
 
+mod assignments;
 mod attention;
-mod clock;
-mod draft;
+mod batch;
+pub mod draft;
 mod error;
 mod forward;
 mod indexer;
 mod kv;
-mod laps;
+mod limits;
 mod linear;
 mod load;
 mod mlp;
@@ -19,24 +20,29 @@ mod moe;
 mod mtp;
 mod needs;
 pub mod ops;
+mod pages;
 mod pass;
 mod progress;
 mod rope;
 mod rounding;
 mod router;
+mod runner;
 mod scratch;
-mod sizes;
+mod sequence;
+mod timeline;
+mod timer;
 mod topk;
-mod users;
 
-pub use clock::Phase;
+pub use batch::{Logits, PassLogits, Step};
 pub use error::ModelError;
-pub use forward::{Session, SessionOptions, Stats, check_context, reusable};
-pub use kv::{KvCache, KvShape, LayerCache, LayerWidths, Rows};
-pub use laps::{Lap, Laps, Walk};
-pub use load::{LoadOptions, Model, Sparsity, resident_formats};
+pub use kv::{KvShape, KvSink, KvSource, KvView, KvWriter, LayerWidths, PAGE};
+pub use limits::BatchLimits;
+pub use load::{LoadOptions, Sparsity, Weights, resident_formats};
 pub use mtp::{PredictionError, prediction};
 pub use needs::{draft_bytes, kv_bytes, resident_bytes, scores_bytes};
 pub use progress::Progress;
 pub use rounding::Rounding;
-pub use sizes::Sizes;
+pub use runner::{Runner, RunnerOptions, RunnerStats, check_context};
+pub use sequence::{Sequence, reusable, swap_victim};
+pub use timeline::{ForwardPass, PhaseSpan, Timeline};
+pub use timer::Phase;

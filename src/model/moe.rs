@@ -1,22 +1,22 @@
-//! The mixture of experts of a sparse layer.
+//! Computes the mixture of experts of a sparse layer.
 //!
-//! All tokens of a slice go through a layer's experts together, so that each expert is read once for all of
-//! them. The outputs arrive in whatever order the reads complete; they wait in slots, one a token and chosen
-//! expert, and are added in ascending expert id. Where a slice has more outputs than slots, its experts are
-//! worked off in ascending groups, each hinted while the one before it is computed.
+//! All rows of a batch go through a layer's experts together, so that each expert is read once for all of them. Outputs are computed
+//! in the order in which reads complete. They wait in slots, one for each row and chosen expert, and are added in ascending expert id:
+//! a row's sum depends on nothing else in the batch. Where a batch has more outputs than slots, its experts are computed in ascending
+//! groups, each prefetched while the one before it is computed.
 
 use std::ops::Range;
 
 use crate::config::Config;
-use crate::model::clock::Phase;
+use crate::model::assignments::ExpertAssignments;
 use crate::model::error::ModelError;
 use crate::model::mlp::{COLUMNS, Mlp, MlpScratch};
 use crate::model::ops;
 use crate::model::pass::Pass;
 use crate::model::rounding::Rounding;
 use crate::model::router::{Choice, Router, RouterScratch};
-use crate::model::scratch::sized;
-use crate::model::users::Users;
+use crate::model::scratch::resize_scratch;
+use crate::model::timer::Phase;
 use crate::pool::Pool;
 use crate::quant::Matrix;
 use crate::quant::encode::NotFinite;
@@ -37,7 +37,7 @@ pub struct Moe {
     intermediate: usize,
 }
 
-/// What is known of the sparse layer after this one: its norm and router, for an early look at its choice.
+/// Norm and router of a later sparse layer, to predict its choice.
 #[derive(Clone, Copy, Debug)]
 pub struct Next<'a> {
     /// Its layer index.
@@ -57,11 +57,11 @@ pub struct MoeScratch {
     slots: usize,
     router: RouterScratch,
     choices: Vec<Choice>,
-    users: Users,
+    assignments: ExpertAssignments,
     /// Ids to ask for.
     ids: Vec<u32>,
-    /// The likeliest experts of the next sparse layer [n, ranks].
-    likeliest: Vec<u32>,
+    /// The likely experts of a later sparse layer [n, ranks], best first.
+    candidates: Vec<u32>,
     /// Inputs of some slots [COLUMNS, hidden].
     inputs: Vec<f32>,
     /// Up projections of some slots [COLUMNS, intermediate].
@@ -85,9 +85,9 @@ impl MoeScratch {
             slots,
             router: RouterScratch::default(),
             choices: Vec::new(),
-            users: Users::default(),
+            assignments: ExpertAssignments::default(),
             ids: Vec::new(),
-            likeliest: Vec::new(),
+            candidates: Vec::new(),
             inputs: Vec::new(),
             up: Vec::new(),
             middle: Vec::new(),
@@ -123,10 +123,10 @@ impl Moe {
         })
     }
 
-    /// `out` [n, hidden] of `x` [n, hidden], the normed `residual`.
+    /// `out` [n, hidden] of `x` [n, hidden], the normed `residual`. The choice of `next` is predicted on the way.
     ///
     /// # Errors
-    /// When an expert cannot be read, or someone asked to stop.
+    /// When an expert cannot be read, or the stop flag is set.
     pub fn forward(
         &self,
         pass: &mut Pass,
@@ -140,47 +140,46 @@ impl Moe {
         let n = x.len() / hidden;
         let (router, choices) = (&mut scratch.router, &mut scratch.choices);
         self.router.route(pool, x, n, router, choices);
-        let users = &mut scratch.users;
-        users.collect(choices, self.top_k, self.experts);
+        (scratch.assignments).collect(choices, self.top_k, self.experts);
         scratch.ids.clear();
         scratch
             .ids
             .extend(choices.iter().map(|choice| choice.expert));
         pass.store.routed(self.layer, &scratch.ids)?;
-        pass.clock.lap(Phase::Router);
+        pass.timer.lap(Phase::Router);
 
         out.fill(0.0);
-        let mut group = scratch.users.group(0, scratch.slots);
+        let mut group = scratch.assignments.group(0, scratch.slots);
         let mut first = true;
         while !group.is_empty() {
-            scratch.users.ids(group.clone(), &mut scratch.ids);
+            scratch.assignments.ids(group.clone(), &mut scratch.ids);
             pass.store
                 .request(self.layer, &scratch.ids, Urgency::Demand)?;
-            let following = scratch.users.group(group.end, scratch.slots);
+            let following = scratch.assignments.group(group.end, scratch.slots);
             if !following.is_empty() {
-                scratch.users.ids(following.clone(), &mut scratch.ids);
+                scratch.assignments.ids(following.clone(), &mut scratch.ids);
                 pass.store
                     .request(self.layer, &scratch.ids, Urgency::Prefetch)?;
             } else if let Some(next) = next {
-                next.look(pass, residual, scratch)?;
+                next.predict(pass, residual, scratch)?;
             }
-            pass.clock.lap(Phase::Router);
+            pass.timer.lap(Phase::Router);
             if first && let Some(shared) = &self.shared {
-                let out = sized(&mut scratch.shared, n * hidden);
+                let out = resize_scratch(&mut scratch.shared, n * hidden);
                 shared.forward(pool, x, &mut scratch.mlp, out, |_| {});
-                pass.clock.lap(Phase::Shared);
+                pass.timer.lap(Phase::Shared);
             }
             self.compute(pass, x, group.clone(), scratch)?;
             scratch
-                .users
+                .assignments
                 .add_outputs(group, hidden, &scratch.outputs, out);
-            pass.clock.lap(Phase::Experts);
+            pass.timer.lap(Phase::Experts);
             (group, first) = (following, false);
         }
         if self.shared.is_some() {
             let shared = &scratch.shared[..out.len()];
             out.iter_mut().zip(shared).for_each(|(o, s)| *o += s);
-            pass.clock.lap(Phase::Shared);
+            pass.timer.lap(Phase::Shared);
         }
         Ok(())
     }
@@ -194,26 +193,26 @@ impl Moe {
         scratch: &mut MoeScratch,
     ) -> Result<(), ModelError> {
         let (pool, hidden, inter) = (pass.pool, self.hidden, self.intermediate);
-        let users = &scratch.users;
-        let slots = users.slots(group.clone(), group.clone()).len();
-        let middle = sized(&mut scratch.middle, slots * inter);
-        let outputs = sized(&mut scratch.outputs, slots * hidden);
-        let inputs = sized(&mut scratch.inputs, COLUMNS * hidden);
-        let up_out = sized(&mut scratch.up, COLUMNS * inter);
+        let assignments = &scratch.assignments;
+        let slots = assignments.slots(group.clone(), group.clone()).len();
+        let middle = resize_scratch(&mut scratch.middle, slots * inter);
+        let outputs = resize_scratch(&mut scratch.outputs, slots * hidden);
+        let inputs = resize_scratch(&mut scratch.inputs, COLUMNS * hidden);
+        let up_out = resize_scratch(&mut scratch.up, COLUMNS * inter);
         let mut rounding = scratch.rounding.as_mut();
         let mut done = 0;
         loop {
-            pass.clock.lap(Phase::Experts);
+            pass.timer.lap(Phase::Experts);
             pass.check_stop()?;
             let ready = pass.store.next()?;
-            pass.clock.lap(Phase::IoWait);
+            pass.timer.lap(Phase::IoWait);
             match ready {
                 Some(Ready::GateUp {
                     expert: id,
                     gate,
                     up,
                 }) => {
-                    pass.clock.expert(id, false);
+                    pass.timer.expert(id, false);
                     let expert = id as usize;
                     let [gate, up] = match rounded(&mut rounding, pool, [gate, up]) {
                         Ok(rounded) => rounded,
@@ -222,17 +221,17 @@ impl Moe {
                             return Err(pass.store.not_finite(self.layer, id, bad, found).into());
                         }
                     };
-                    let slots = users.slots(group.clone(), expert..expert + 1);
+                    let slots = assignments.slots(group.clone(), expert..expert + 1);
                     let middle = &mut middle[slots.start * inter..slots.end * inter];
                     let columns = COLUMNS * inter;
-                    for (users, middle) in users
+                    for (tokens, middle) in assignments
                         .of(expert)
                         .chunks(COLUMNS)
                         .zip(middle.chunks_mut(columns))
                     {
-                        let m = users.len();
-                        for (user, input) in users.iter().zip(inputs.chunks_mut(hidden)) {
-                            input.copy_from_slice(&x[user.token * hidden..][..hidden]);
+                        let m = tokens.len();
+                        for (token, input) in tokens.iter().zip(inputs.chunks_mut(hidden)) {
+                            input.copy_from_slice(&x[token.row * hidden..][..hidden]);
                         }
                         let (inputs, up_out) = (&inputs[..m * hidden], &mut up_out[..m * inter]);
                         gate.matmul(pool, inputs, m, middle);
@@ -245,7 +244,7 @@ impl Moe {
                     }
                 }
                 Some(Ready::Down { expert: id, down }) => {
-                    pass.clock.expert(id, true);
+                    pass.timer.expert(id, true);
                     let expert = id as usize;
                     let [down] = match rounded(&mut rounding, pool, [down]) {
                         Ok(rounded) => rounded,
@@ -254,7 +253,7 @@ impl Moe {
                             return Err(pass.store.not_finite(self.layer, id, bad, found).into());
                         }
                     };
-                    let slots = users.slots(group.clone(), expert..expert + 1);
+                    let slots = assignments.slots(group.clone(), expert..expert + 1);
                     let middle = &middle[slots.start * inter..slots.end * inter];
                     let outputs = &mut outputs[slots.start * hidden..slots.end * hidden];
                     down.matmul(pool, middle, slots.len(), outputs);
@@ -271,7 +270,7 @@ impl Moe {
     }
 }
 
-/// `matrices` as they are computed.
+/// `matrices`, rounded where that is asked for.
 fn rounded<'a, const N: usize>(
     rounding: &'a mut Option<&mut Rounding>,
     pool: &Pool,
@@ -283,8 +282,8 @@ fn rounded<'a, const N: usize>(
     }
 }
 
-/// The matrix whose scales made `out` infinite or NaN, if that is what it is. A bad scale always shows there, so that
-/// nobody has to look through the scales of every expert that is read.
+/// The matrix whose scales made `out` infinite or NaN, if scales did. A bad scale always shows in the output, so the scales of
+/// experts are not checked when they are read.
 fn bad_scales(out: &[f32], matrices: &[(Projection, Matrix<'_>)]) -> Option<Projection> {
     if out.iter().all(|x| x.is_finite()) {
         return None;
@@ -294,12 +293,11 @@ fn bad_scales(out: &[f32], matrices: &[(Projection, Matrix<'_>)]) -> Option<Proj
 }
 
 impl Next<'_> {
-    /// Looks at this layer's router before it is its turn, with the `residual` [n, hidden] as it is now, and tells the store which
-    /// experts are likely.
+    /// Predicts this layer's choice from the `residual` [n, hidden] of an earlier layer, and tells the store which experts are likely.
     ///
     /// # Errors
     /// When the store's engine has stopped.
-    pub fn look(
+    pub fn predict(
         &self,
         pass: &mut Pass,
         residual: &[f32],
@@ -311,12 +309,12 @@ impl Next<'_> {
         }
         let hidden = self.norm.len();
         let n = residual.len() / hidden;
-        let normed = sized(&mut scratch.ahead, n * hidden);
+        let normed = resize_scratch(&mut scratch.ahead, n * hidden);
         for (x, normed) in residual.chunks(hidden).zip(normed.chunks_mut(hidden)) {
             ops::rms_norm(x, self.norm, self.eps, normed);
         }
-        let (router, ids) = (&mut scratch.router, &mut scratch.likeliest);
-        let ranks = (self.router).likeliest(pass.pool, normed, n, ranks, router, ids);
+        let (router, ids) = (&mut scratch.router, &mut scratch.candidates);
+        let ranks = (self.router).top_candidates(pass.pool, normed, n, ranks, router, ids);
         pass.store.predict(self.layer, ids, ranks)?;
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! What a model will take in memory, known before any of it is loaded.
+//! Estimates the memory of a model before any of it is loaded.
 
 use crate::config::Config;
 use crate::model::attention::MAX_GROUP;
-use crate::model::kv::Rows;
+use crate::model::kv::PageLayout;
 use crate::model::mtp::{self, MAX_UNSEEN};
 use crate::quant::encode::Packing;
 use crate::shards::{Shards, Tensor};
@@ -21,19 +21,21 @@ pub fn resident_bytes(shards: &Shards, config: &Config, dense: Option<Packing>) 
     weight::resident_bytes(shards, shards.iter().filter(resident), dense)
 }
 
-/// Bytes that the cache of a context of `tokens` tokens takes, indexer keys included where sparse attention is `dsa`.
+/// Bytes of the KV pages of `tokens` tokens, those of the prediction layer included where it is used, and indexer keys where sparse
+/// attention is `dsa`.
 pub fn kv_bytes(config: &Config, dsa: bool, tokens: usize) -> u64 {
     let indexed = (0..config.layers())
         .filter(|layer| dsa && config.is_indexed(*layer))
         .count();
-    let keys = (indexed as u64).saturating_mul(Rows::bytes_for(config.index_head_dim, tokens));
+    let keys =
+        (indexed as u64).saturating_mul(PageLayout::bytes_for(config.index_head_dim, tokens));
     (config.layers() as u64)
-        .saturating_mul(Rows::bytes_for(config.kv_width(), tokens))
+        .saturating_mul(PageLayout::bytes_for(config.kv_width(), tokens))
         .saturating_add(keys)
 }
 
-/// Bytes that drafting up to `drafts` tokens takes beside weights, experts and cache: the logits of the tokens that are verified
-/// at once and of a draft, and the hidden states that the prediction layer has not seen. 0 where it is not used.
+/// Bytes that drafting up to `drafts` tokens of one sequence takes beyond weights, experts and pages: the logits of the tokens that are
+/// verified at once and of a draft, and the hidden states that the prediction layer has not seen. 0 where it is not used.
 pub fn draft_bytes(config: &Config, drafts: usize) -> u64 {
     if config.prediction.is_none() {
         return 0;

@@ -74,6 +74,18 @@ pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// The index of the largest value, ties to the lowest; NaN and minus infinity never win. `None` when there is no other value.
+pub fn argmax(logits: &[f32]) -> Option<u32> {
+    let mut best = None;
+    let mut max = f32::NEG_INFINITY;
+    for (id, &logit) in logits.iter().enumerate() {
+        if logit > max {
+            (best, max) = (Some(id as u32), logit);
+        }
+    }
+    best
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,11 +1,11 @@
-//! What is handed down through the layers of one pass.
+//! Hands the tools of a forward pass down through the layers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::model::clock::Clock;
 use crate::model::error::ModelError;
 use crate::model::progress::Meter;
 use crate::model::rope::Angle;
+use crate::model::timer::PhaseTimer;
 use crate::pool::Pool;
 use crate::stream::ExpertStore;
 
@@ -14,21 +14,21 @@ use crate::stream::ExpertStore;
 pub struct Pass<'a> {
     /// The compute threads.
     pub pool: &'a Pool,
-    /// Where the time goes.
-    pub clock: &'a mut Clock,
-    /// Where the experts come from.
+    /// Measures the time of each phase.
+    pub timer: &'a mut PhaseTimer,
+    /// Reads the experts.
     pub store: &'a mut ExpertStore,
-    /// How far the prompt has come.
+    /// Reports the progress of a prompt.
     pub meter: &'a mut Meter,
     /// Becomes true when the pass should end early.
     pub stop: Option<&'a AtomicBool>,
 }
 
 impl Pass<'_> {
-    /// To be asked before every block of tokens and every expert: a layer of a long prompt takes too long to wait for.
+    /// Called before every block of tokens and every expert: a layer of a long prompt takes too long to wait for.
     ///
     /// # Errors
-    /// [`ModelError::Stopped`] when someone asked to stop.
+    /// [`ModelError::Stopped`] when the stop flag is set.
     pub fn check_stop(&self) -> Result<(), ModelError> {
         match self.stop {
             Some(stop) if stop.load(Ordering::Relaxed) => Err(ModelError::Stopped),
@@ -37,15 +37,13 @@ impl Pass<'_> {
     }
 }
 
-/// Some tokens of a slice, on their way through the attention of a layer.
+/// Consecutive rows of a batch, on their way through the attention of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
     /// Their number, at least 1.
     pub n: usize,
-    /// Index of the first in the slice.
+    /// Index of the first in the batch.
     pub row: usize,
-    /// Position of the first in the context.
-    pub position: usize,
     /// The normed residual [n, hidden].
     pub x: &'a [f32],
     /// Angles of their positions, [n, qk_rope_head_dim / 2].

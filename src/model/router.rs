@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::model::ops;
-use crate::model::scratch::sized;
+use crate::model::scratch::resize_scratch;
 use crate::model::topk::top_k;
 use crate::pool::Pool;
 use crate::weight::{Loader, Weight, WeightError};
@@ -78,9 +78,9 @@ impl Router {
         });
     }
 
-    /// The `k` likeliest experts (at most all) of each of the n tokens `x` [n, hidden], if `x` is not what the router will get
-    /// but near it: `ids` becomes [n, k], best first within a token. Returns k.
-    pub fn likeliest(
+    /// The `k` best experts (at most all) of each of the n tokens `x` [n, hidden], where `x` is an estimate of what the router will
+    /// be given: `ids` becomes [n, k], best first within a token. Returns k.
+    pub fn top_candidates(
         &self,
         pool: &Pool,
         x: &[f32],
@@ -111,7 +111,7 @@ impl Router {
         mut each: impl FnMut(&[u32], &[f32]),
     ) {
         let experts = self.bias.len();
-        let scores = sized(&mut scratch.scores, n * experts);
+        let scores = resize_scratch(&mut scratch.scores, n * experts);
         self.weight.matrix().matmul(pool, x, n, scores);
         for scores in scores.chunks_mut(experts) {
             scores.iter_mut().for_each(|s| *s = ops::sigmoid(*s));

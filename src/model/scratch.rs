@@ -1,11 +1,11 @@
-//! Buffers that are reused, so that a layer allocates nothing once the first one has run.
+//! Reuses buffers, so that a layer allocates nothing once the first one has run.
 
 use std::sync::{Mutex, PoisonError};
 
-/// The first `len` values of `buffer`, which grows if it is shorter. What they hold is left over.
-pub fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+/// The first `len` values of `buffer`, which grows if it is shorter. Their values are unspecified.
+pub fn resize_scratch(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if buffer.len() < len {
-        // Exactly: the doubling of a growing vector would exceed the scratch that was planned.
+        // Exactly: a vector that doubles would exceed the planned scratch.
         buffer.reserve_exact(len - buffer.len());
         buffer.resize(len, 0.0);
     }
@@ -14,12 +14,12 @@ pub fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
 
 /// Buffers for the tiles of a parallel loop: as many as tiles run at the same time.
 #[derive(Debug)]
-pub struct Shelf<T>(Mutex<Vec<T>>);
+pub struct ScratchPool<T>(Mutex<Vec<T>>);
 
-impl<T: Default> Shelf<T> {
-    /// An empty shelf.
-    pub fn new() -> Shelf<T> {
-        Shelf(Mutex::new(Vec::new()))
+impl<T: Default> ScratchPool<T> {
+    /// An empty pool.
+    pub fn new() -> ScratchPool<T> {
+        ScratchPool(Mutex::new(Vec::new()))
     }
 
     /// Runs `f` with a buffer that no other tile uses meanwhile.

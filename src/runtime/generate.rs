@@ -1,8 +1,10 @@
-//! The loop that turns a prompt into tokens.
+//! Generates tokens from a prompt, one at a time.
 
 use std::time::{Duration, Instant};
 
-use crate::runtime::sample::{SampleError, Sampler};
+use super::sample::{SampleError, Sampler, Sampling};
+use crate::model::draft::{DraftStats, Drafter, Mode};
+use crate::model::{ModelError, Runner, Sequence};
 
 /// Why no more tokens follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +13,7 @@ pub enum Finish {
     Length,
     /// The model chose one of its stop tokens, which is the last one.
     Stop,
-    /// Someone asked to stop.
+    /// The stop flag was set, an error ended the text, or the caller asked for no more tokens.
     Interrupted,
 }
 
@@ -27,12 +29,11 @@ pub enum Source {
         /// Ids that end the text.
         stop: Vec<u32>,
     },
-    /// These, whatever the logits say: every one of them is fed to the model on its own, so that two runs
-    /// do the same work.
+    /// These, whatever the logits say: every one of them is fed to the model separately, so that two runs do the same work.
     Replay(Vec<u32>),
 }
 
-/// What came of it.
+/// A generated text and its cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
     /// The new tokens.
@@ -47,108 +48,241 @@ pub struct Generated {
     pub decoded: usize,
 }
 
-/// Feeds `prompt` (at least one id) and then one token after the other. `feed` appends ids to the context and returns
-/// the logits [vocabulary] after the last one, or `None` when it was interrupted; `token` is given every new token as soon as it
-/// is known. The first error of either, or that no token can be sampled, ends the text like an interruption and is returned beside
-/// what there is of it.
-pub fn generate<E: From<SampleError>>(
-    prompt: &[u32],
-    source: Source,
-    feed: impl FnMut(&[u32]) -> Result<Option<Vec<f32>>, E>,
-    token: impl FnMut(u32) -> Result<(), E>,
-) -> (Generated, Result<(), E>) {
-    let start = Instant::now();
-    let mut generated = Generated {
-        ids: Vec::new(),
-        finish: Finish::Interrupted,
-        prefill: Duration::ZERO,
-        decode: Duration::ZERO,
-        decoded: 0,
-    };
-    let result = fill(&mut generated, prompt, source, feed, token);
-    generated.decode = start.elapsed() - generated.prefill;
-    (generated, result)
+/// Computes the logits of a text as it grows.
+pub trait Feed {
+    /// What can go wrong, when tokens are sampled too.
+    type Error: From<SampleError>;
+
+    /// Appends ids to the text and lends the logits [vocabulary] after the last one; `None` when it was interrupted.
+    ///
+    /// # Errors
+    /// Whatever ends the text.
+    fn feed(&mut self, ids: &[u32]) -> Result<Option<&[f32]>, Self::Error>;
 }
 
-fn fill<E: From<SampleError>>(
-    generated: &mut Generated,
-    prompt: &[u32],
+/// Why a token could not be generated.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// The logits could not be computed.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// No token could be drawn from them.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+}
+
+/// A sequence of a runner, fed with drafts.
+#[derive(Debug)]
+pub struct SequenceFeed<'a> {
+    /// The runner.
+    pub runner: &'a mut Runner,
+    /// The sequence. It may end with drafts until [`Drafter::finish`].
+    pub sequence: &'a mut Sequence,
+    /// The drafts.
+    pub drafter: Drafter,
+}
+
+impl SequenceFeed<'_> {
+    /// Ends the text: the sequence has the tokens that were fed, and no drafts.
+    pub fn finish(self) -> DraftStats {
+        self.drafter.finish(self.sequence)
+    }
+}
+
+impl Feed for SequenceFeed<'_> {
+    type Error = GenerateError;
+
+    fn feed(&mut self, ids: &[u32]) -> Result<Option<&[f32]>, GenerateError> {
+        match self.drafter.feed(self.runner, self.sequence, ids) {
+            Ok(logits) => Ok(Some(logits)),
+            Err(ModelError::Stopped) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Yields the tokens of a text as they are generated. The first error is the last item.
+#[derive(Debug)]
+pub struct Generation<'p, F> {
+    feed: F,
+    /// The prompt, until it is fed.
+    prompt: Option<&'p [u32]>,
     source: Source,
-    mut feed: impl FnMut(&[u32]) -> Result<Option<Vec<f32>>, E>,
-    mut token: impl FnMut(u32) -> Result<(), E>,
-) -> Result<(), E> {
-    let start = Instant::now();
-    let fed = feed(prompt);
-    generated.prefill = start.elapsed();
-    let mut logits = fed?;
-    let (ids, decoded) = (&mut generated.ids, &mut generated.decoded);
-    generated.finish = match source {
-        Source::Sample {
-            mut sampler,
-            max,
-            stop,
-        } => loop {
-            let Some(last) = &logits else {
-                break Finish::Interrupted;
-            };
-            if ids.len() == max {
-                break Finish::Length;
+    generated: Generated,
+    start: Instant,
+    done: bool,
+}
+
+impl<'p, F: Feed> Generation<'p, F> {
+    /// The text that follows `prompt` (at least one id).
+    pub fn new(feed: F, prompt: &'p [u32], source: Source) -> Generation<'p, F> {
+        Generation {
+            feed,
+            prompt: Some(prompt),
+            source,
+            generated: Generated {
+                ids: Vec::new(),
+                finish: Finish::Interrupted,
+                prefill: Duration::ZERO,
+                decode: Duration::ZERO,
+                decoded: 0,
+            },
+            start: Instant::now(),
+            done: false,
+        }
+    }
+
+    /// What the text is fed to.
+    pub fn source(&self) -> &F {
+        &self.feed
+    }
+
+    /// Ends the text: its tokens, and what it was fed to.
+    pub fn finish(mut self) -> (Generated, F) {
+        self.generated.decode = self.start.elapsed() - self.generated.prefill;
+        (self.generated, self.feed)
+    }
+
+    /// The next token, or why there is none.
+    fn advance(&mut self) -> Result<Result<u32, Finish>, F::Error> {
+        let ids = &mut self.generated.ids;
+        let last = ids.last().copied();
+        if let (Source::Sample { max, stop, .. }, Some(last)) = (&self.source, last) {
+            if stop.contains(&last) {
+                return Ok(Err(Finish::Stop));
             }
-            let id = sampler.sample(last)?;
-            ids.push(id);
-            token(id)?;
-            if stop.contains(&id) {
-                break Finish::Stop;
-            }
-            // The logits after the last token are nobody's.
-            if ids.len() < max {
-                logits = feed(&[id])?;
-                *decoded += usize::from(logits.is_some());
-            }
-        },
-        Source::Replay(replay) => {
-            for id in replay {
-                if logits.is_none() {
-                    break;
-                }
-                ids.push(id);
-                token(id)?;
-                logits = feed(&[id])?;
-                *decoded += usize::from(logits.is_some());
-            }
-            match logits {
-                Some(_) => Finish::Length,
-                None => Finish::Interrupted,
+            // The logits after the last token are not needed.
+            if ids.len() == *max {
+                return Ok(Err(Finish::Length));
             }
         }
-    };
-    Ok(())
+        let logits = match (self.prompt.take(), last) {
+            (Some(prompt), _) => {
+                self.start = Instant::now();
+                let fed = self.feed.feed(prompt);
+                self.generated.prefill = self.start.elapsed();
+                fed?
+            }
+            (None, Some(last)) => {
+                let logits = self.feed.feed(&[last])?;
+                self.generated.decoded += usize::from(logits.is_some());
+                logits
+            }
+            (None, None) => None,
+        };
+        let Some(logits) = logits else {
+            return Ok(Err(Finish::Interrupted));
+        };
+        let next = match &mut self.source {
+            Source::Sample { max: 0, .. } => None,
+            Source::Sample { sampler, .. } => Some(sampler.sample(logits)?),
+            Source::Replay(replay) => replay.get(ids.len()).copied(),
+        };
+        ids.extend(next);
+        Ok(next.ok_or(Finish::Length))
+    }
+}
+
+impl<F: Feed> Iterator for Generation<'_, F> {
+    type Item = Result<u32, F::Error>;
+
+    fn next(&mut self) -> Option<Result<u32, F::Error>> {
+        if self.done {
+            return None;
+        }
+        let next = self.advance();
+        self.done = !matches!(next, Ok(Ok(_)));
+        match next {
+            Ok(Ok(id)) => Some(Ok(id)),
+            Ok(Err(finish)) => {
+                self.generated.finish = finish;
+                None
+            }
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+impl Runner {
+    /// The text that follows `prompt` in `sequence`, up to `max` tokens. Ends after a stop token of the model.
+    pub fn generate<'a>(
+        &'a mut self,
+        sequence: &'a mut Sequence,
+        prompt: &'a [u32],
+        sampling: &Sampling,
+        max: usize,
+    ) -> Generation<'a, SequenceFeed<'a>> {
+        let mut sampler = Sampler::new(*sampling);
+        sampler.observe(sequence.ids());
+        sampler.observe(prompt);
+        let stop = self.weights().config().eos_token_ids.clone();
+        let limit = (sequence.len() + prompt.len()).saturating_add(max);
+        let drafter = Drafter::new(sequence, Mode::Auto, limit.saturating_sub(1));
+        let feed = SequenceFeed {
+            runner: self,
+            sequence,
+            drafter,
+        };
+        let source = Source::Sample {
+            sampler: Box::new(sampler),
+            max,
+            stop,
+        };
+        Generation::new(feed, prompt, source)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::sample::Sampling;
 
-    /// A model that counts: after id i comes i + 1. Remembers what it was fed and is interrupted at a given call.
+    /// A model that counts: after id i comes i + 1. Remembers what it was fed, and is interrupted at a given call.
+    struct Counting {
+        logits: Vec<f32>,
+        fed: Vec<Vec<u32>>,
+        interrupted_at: usize,
+        refused: Option<u32>,
+    }
+
+    #[derive(Debug, PartialEq)]
+    struct Refused(u32);
+
+    impl From<SampleError> for Refused {
+        fn from(error: SampleError) -> Refused {
+            panic!("{error}");
+        }
+    }
+
+    impl Feed for Counting {
+        type Error = Refused;
+
+        fn feed(&mut self, ids: &[u32]) -> Result<Option<&[f32]>, Refused> {
+            let last = ids[ids.len() - 1];
+            self.fed.push(ids.to_vec());
+            self.logits = vec![0.0; 16];
+            self.logits[last as usize + 1] = 1.0;
+            match self.refused {
+                Some(refused) if refused == last => Err(Refused(last)),
+                _ => Ok((self.fed.len() < self.interrupted_at).then_some(&self.logits[..])),
+            }
+        }
+    }
+
+    fn counting(interrupted_at: usize) -> Counting {
+        Counting {
+            logits: Vec::new(),
+            fed: Vec::new(),
+            interrupted_at,
+            refused: None,
+        }
+    }
+
     fn run(source: Source, interrupted_at: usize) -> (Generated, Vec<Vec<u32>>, Vec<u32>) {
-        let (mut fed, mut seen) = (Vec::new(), Vec::new());
-        let (generated, result) = generate::<SampleError>(
-            &[3, 4],
-            source,
-            |ids| {
-                fed.push(ids.to_vec());
-                let mut logits = vec![0.0; 16];
-                logits[ids[ids.len() - 1] as usize + 1] = 1.0;
-                Ok((fed.len() < interrupted_at).then_some(logits))
-            },
-            |id| {
-                seen.push(id);
-                Ok(())
-            },
-        );
-        result.unwrap();
-        (generated, fed, seen)
+        let mut generation = Generation::new(counting(interrupted_at), &[3, 4], source);
+        let seen = generation.by_ref().map(Result::unwrap).collect();
+        assert!(generation.next().is_none());
+        let (generated, feed) = generation.finish();
+        (generated, feed.fed, seen)
     }
 
     fn greedy(max: usize, stop: Vec<u32>) -> Source {
@@ -200,39 +334,31 @@ mod tests {
     }
 
     #[test]
-    fn an_error_leaves_what_there_is() {
-        #[derive(Debug, PartialEq)]
-        struct Refused(u32);
-        impl From<SampleError> for Refused {
-            fn from(error: SampleError) -> Refused {
-                panic!("{error}");
-            }
-        }
-        let run = |refused_by_token, refused_by_feed| {
-            generate(
-                &[3, 4],
-                greedy(10, vec![]),
-                |ids| {
-                    let last = ids[ids.len() - 1];
-                    let mut logits = vec![0.0; 16];
-                    logits[last as usize + 1] = 1.0;
-                    (last != refused_by_feed)
-                        .then_some(Some(logits))
-                        .ok_or(Refused(last))
-                },
-                |id| (id != refused_by_token).then_some(()).ok_or(Refused(id)),
-            )
-        };
-        for (by_token, by_feed, ids, decoded) in [
-            (6, 99, &[5, 6][..], 1),
-            (99, 6, &[5, 6], 1),
-            (99, 4, &[], 0),
-        ] {
-            let (generated, result) = run(by_token, by_feed);
+    fn an_error_leaves_the_tokens_before_it() {
+        for (refused, ids, decoded) in [(6, &[5, 6][..], 1), (4, &[], 0)] {
+            let feed = Counting {
+                refused: Some(refused),
+                ..counting(usize::MAX)
+            };
+            let mut generation = Generation::new(feed, &[3, 4], greedy(10, vec![]));
+            let items: Vec<_> = generation.by_ref().collect();
+            assert_eq!(items.last(), Some(&Err(Refused(refused))));
+            let (generated, _) = generation.finish();
             assert_eq!(generated.ids, ids);
             assert_eq!(generated.finish, Finish::Interrupted);
             assert_eq!(generated.decoded, decoded);
-            assert_eq!(result, Err(Refused(by_token.min(by_feed))));
         }
+    }
+
+    #[test]
+    fn a_caller_may_stop_at_any_token() {
+        let mut generation = Generation::new(counting(usize::MAX), &[3, 4], greedy(10, vec![]));
+        assert_eq!(generation.by_ref().take(2).count(), 2);
+        let (generated, feed) = generation.finish();
+        assert_eq!(
+            (generated.ids, generated.finish),
+            (vec![5, 6], Finish::Interrupted)
+        );
+        assert_eq!((feed.fed.len(), generated.decoded), (2, 1));
     }
 }

@@ -1,21 +1,19 @@
-//! Conversations that reopen warm: a file that keeps the token history and the compressed KV cache, turn by turn.
+//! Keeps conversations in files that reopen warm: the token history and the compressed KV cache, turn by turn.
 //!
-//! What is restored is what was saved to the last bit, and the rows of a token depend on nothing but the tokens before it, so a session goes
-//! on as if it had never ended. A turn counts once its records and then a mark have been synced; what was being written when a process
-//! was killed is never read, and cut off when the next turn is saved. Everything that counts is behind checksums. A file that is
+//! Restored rows have the bits that were saved, and the rows of a token depend on the tokens before it alone, so a sequence goes on as
+//! if the process had never ended. A turn counts once its records and then a mark have been synced. What was being written when a
+//! process was killed is never read, and cut off when the next turn is saved. Everything that counts has a checksum. A file that is
 //! damaged, of another model, of other settings or of another kind is refused and not touched. docs/formats.md has the layout.
 //!
 //! ```no_run
 //! # use colibri_uring::runtime::kv_file::{Fingerprint, KvFile};
-//! # use colibri_uring::model::{Session, reusable};
-//! # fn turn(session: &mut Session, print: Fingerprint, prompt: &[u32]) -> Result<(), Box<dyn std::error::Error>> {
+//! # use colibri_uring::model::{Runner, Sequence, reusable};
+//! # fn turn(runner: &mut Runner, sequence: &mut Sequence, print: Fingerprint, prompt: &[u32]) -> Result<(), Box<dyn std::error::Error>> {
 //! let mut file = KvFile::open("talk.kv".as_ref(), print)?;
 //! let kept = reusable(file.ids(), prompt).min(file.rows());
-//! if let Some(cache) = file.read(kept)? {
-//!     session.restore(prompt[..kept].to_vec(), cache)?;
-//! }
-//! session.prefill(&prompt[kept..])?;
-//! file.append(prompt, session.cache(), b"")?;
+//! file.restore(runner, sequence, kept)?;
+//! runner.prefill(sequence, &prompt[kept..])?;
+//! file.append(prompt, &sequence.kv(), b"")?;
 //! # Ok(())
 //! # }
 //! ```
@@ -26,7 +24,7 @@ use std::iter;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::model::KvCache;
+use crate::model::{KvShape, KvSink, KvSource, ModelError, Runner, Sequence};
 
 mod disk;
 mod error;
@@ -47,6 +45,17 @@ use disk::Blank;
 use error::Flaw;
 use head::SECTOR;
 use log::State;
+
+/// Why a sequence cannot go on from a file.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    File(#[from] KvFileError),
+    /// Its rows cannot become those of the sequence.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
 
 /// An open conversation. While it is open no other process can open it.
 #[derive(Debug)]
@@ -85,7 +94,7 @@ impl KvFile {
         })
     }
 
-    /// Starts a conversation at `path`, whatever KV file is there: that one is replaced when the first turn is complete.
+    /// Starts a conversation at `path`. A KV file there is replaced when the first turn is complete.
     ///
     /// # Errors
     /// As [`KvFile::open`], but only a file of another kind is refused.
@@ -110,17 +119,17 @@ impl KvFile {
         }
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All tokens of the conversation. The last ones may have no rows: nobody computes what follows the last token.
+    /// All tokens of the conversation. The last ones may have no rows: what follows the last token is never computed.
     pub fn ids(&self) -> &[u32] {
         &self.state.ids
     }
 
-    /// What the last turn was given to keep with the text.
+    /// The note of the last turn.
     pub fn note(&self) -> &[u8] {
         &self.state.note
     }
@@ -140,20 +149,40 @@ impl KvFile {
         self.state.mark.end
     }
 
-    /// The cache of the first `tokens` tokens, at most [`KvFile::rows`]; `None` before the first turn.
+    /// What is kept of a token; `None` before the first turn.
+    pub fn shape(&self) -> Option<&KvShape> {
+        self.state.shape.as_ref()
+    }
+
+    /// Continues `sequence` after the first `tokens` tokens of the conversation, at most [`KvFile::rows`]. Before the first turn the
+    /// sequence stays as it is.
+    ///
+    /// # Errors
+    /// As [`KvFile::read`] and [`Runner::restore`]. The sequence is then as before.
+    pub fn restore(
+        &self,
+        runner: &mut Runner,
+        sequence: &mut Sequence,
+        tokens: usize,
+    ) -> Result<(), RestoreError> {
+        let Some(shape) = self.shape() else {
+            return Ok(());
+        };
+        let ids = self.state.ids[..tokens].to_vec();
+        runner.restore(sequence, ids, shape, |rows| {
+            self.read(tokens, rows).map_err(RestoreError::from)
+        })
+    }
+
+    /// Reads the rows of the first `tokens` tokens, at most [`KvFile::rows`], into `sink`.
     ///
     /// # Errors
     /// A failing read, and damage since the file was opened.
-    pub fn read(&self, tokens: usize) -> Result<Option<KvCache>, KvFileError> {
-        let read = || {
-            let Some(shape) = &self.state.shape else {
-                return Ok(None);
-            };
-            let mut cache = KvCache::new(shape);
-            let mut lists: Vec<_> = cache.rows_mut().collect();
-            let mut buffer = Vec::new();
+    pub fn read(&self, tokens: usize, sink: &mut impl KvSink) -> Result<(), KvFileError> {
+        let mut read = || {
+            let mut filled = vec![0; self.state.stored().len()];
+            let (mut buffer, mut row) = (Vec::new(), Vec::new());
             for extent in &self.state.extents {
-                let rows = &mut lists[extent.list];
                 let wanted = match tokens < self.state.ids.len() {
                     true => self.state.common_rows(extent.list, tokens),
                     false => tokens,
@@ -167,18 +196,18 @@ impl KvFile {
                 let width = self.state.width(extent.list);
                 let values = buffer.get(log::ROWS_HEAD..).unwrap_or_default();
                 let (values, _) = values.as_chunks::<4>();
-                if values.len() < count * width || rows.len() != extent.first {
+                if values.len() < count * width || filled[extent.list] != extent.first {
                     return Err(Flaw::at(offset, "it has changed"));
                 }
-                let mut row = vec![0.0; width];
+                row.resize(width, 0.0);
                 for values in values.chunks_exact(width).take(count) {
                     let pairs = row.iter_mut().zip(values);
                     pairs.for_each(|(x, bytes)| *x = f32::from_le_bytes(*bytes));
-                    rows.push(&row);
+                    sink.push(extent.list, &row);
                 }
+                filled[extent.list] += count;
             }
-            drop(lists);
-            Ok(Some(cache))
+            Ok(())
         };
         read().map_err(|flaw: Flaw| flaw.of(&self.path))
     }
@@ -193,7 +222,7 @@ impl KvFile {
     pub fn append(
         &mut self,
         history: &[u32],
-        cache: &KvCache,
+        cache: &impl KvSource,
         note: &[u8],
     ) -> Result<(), KvFileError> {
         let not_saved = |path: &Path| {
@@ -214,8 +243,8 @@ impl KvFile {
         }
         let nothing_new = || {
             let stored = self.state.stored().iter().chain(iter::repeat(&0));
-            let mut rows = cache.known().zip(stored);
-            let known = rows.all(|(known, stored)| known.min(history.len()) <= *stored);
+            let mut rows = (0..cache.shape().lists().count()).zip(stored);
+            let known = rows.all(|(list, stored)| cache.known(list).min(history.len()) <= *stored);
             known && history == self.state.ids && note == self.state.note
         };
         if self.state.shape.is_some() && nothing_new() {
@@ -225,7 +254,7 @@ impl KvFile {
         self.extend(history, cache, note).map_err(not_saved(&path))
     }
 
-    fn extend(&mut self, history: &[u32], cache: &KvCache, note: &[u8]) -> io::Result<()> {
+    fn extend(&mut self, history: &[u32], cache: &impl KvSource, note: &[u8]) -> io::Result<()> {
         let end = self.state.mark.end;
         if self.unmarked {
             self.mark(&self.state)?;
@@ -273,7 +302,12 @@ impl KvFile {
         })
     }
 
-    fn begin_anew(&mut self, history: &[u32], cache: &KvCache, note: &[u8]) -> io::Result<()> {
+    fn begin_anew(
+        &mut self,
+        history: &[u32],
+        cache: &impl KvSource,
+        note: &[u8],
+    ) -> io::Result<()> {
         let blank = Blank::new(&self.path, &self.fingerprint)?;
         let mut new = KvFile {
             path: self.path.clone(),
@@ -306,7 +340,7 @@ fn find(path: &Path, fingerprint: &Fingerprint) -> Result<File, KvFileError> {
         }
         match Blank::new(path, fingerprint).and_then(Blank::create) {
             Ok(file) => return Ok(file),
-            // Somebody else was faster.
+            // Another process was faster.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             Err(source) => {
                 return Err(KvFileError::Io {
@@ -319,7 +353,7 @@ fn find(path: &Path, fingerprint: &Fingerprint) -> Result<File, KvFileError> {
     }
 }
 
-/// The head and the marks, as far as the file has them.
+/// The bytes of the head and the marks, or fewer in a shorter file.
 fn beginning(file: &File) -> Result<Vec<u8>, Flaw> {
     let mut bytes = vec![0; 3 * SECTOR];
     let mut filled = 0;

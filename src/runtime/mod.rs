@@ -2,7 +2,6 @@
 
 pub mod chat;
 pub mod demo;
-pub mod draft;
 pub mod generate;
 pub mod kv_file;
 pub mod plan;

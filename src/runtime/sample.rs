@@ -8,6 +8,8 @@ use std::collections::{HashMap, VecDeque};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
+pub use crate::model::ops::argmax;
+
 #[cfg(test)]
 mod tests;
 
@@ -174,19 +176,6 @@ impl Recent {
             }
         }
     }
-}
-
-/// The index of the largest value, ties to the lowest; NaN and minus infinity never win. `None` when
-/// nothing else is there.
-pub fn argmax(logits: &[f32]) -> Option<u32> {
-    let mut best = None;
-    let mut max = f32::NEG_INFINITY;
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > max {
-            (best, max) = (Some(id as u32), logit);
-        }
-    }
-    best
 }
 
 /// The natural logarithm of the probability of each of `logits` [vocabulary], at temperature 1; computed in

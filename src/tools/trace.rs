@@ -1,4 +1,4 @@
-//! What a decode did when: the chunks at the drives, the laps of the compute thread and the demands, on one clock.
+//! Merges the recordings of a decode onto one clock: chunks at the drives, spans of the compute thread, demands.
 
 mod chrome;
 
@@ -8,19 +8,19 @@ use colibri_ring::Priority;
 use colibri_ring::extent::PARTS;
 use colibri_ring::record::ChunkRead;
 
-use crate::model::{Lap, Phase, Session, Walk};
+use crate::model::{ForwardPass, Phase, PhaseSpan, Runner};
 use crate::stream::ExpertKey;
 use crate::stream::demand_trace::{self, DemandRecord};
 
-/// Bytes of a chunk, a lap and a demand: as they are recorded, and in the trace that is made of them.
+/// Bytes of a chunk, a span and a demand: as they are recorded, and in the trace that is made of them.
 const ENTRY: usize = size_of::<ChunkRead>()
     + size_of::<ExpertKey>()
-    + size_of::<Lap>()
+    + size_of::<PhaseSpan>()
     + size_of::<DemandRecord>()
     + size_of::<Chunk>()
     + size_of::<Slice>()
     + size_of::<Demand>()
-    + 2 * size_of::<Walk>();
+    + 2 * size_of::<ForwardPass>();
 
 // The memory plan reserves ENTRY_BYTES for each.
 const _: () = assert!(ENTRY <= demand_trace::ENTRY_BYTES);
@@ -51,8 +51,8 @@ pub struct Slice {
     pub begin: u64,
     /// When it ended.
     pub end: u64,
-    /// Index in [`Trace::walks`].
-    pub walk: usize,
+    /// Index in [`Trace::passes`].
+    pub pass: usize,
     /// What was done.
     pub phase: Phase,
     /// In which layer.
@@ -74,7 +74,7 @@ pub struct Demand {
     pub misses: u32,
 }
 
-/// What a session did.
+/// What a runner did when.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     /// The directories that were read from.
@@ -84,26 +84,31 @@ pub struct Trace {
     /// In order.
     pub slices: Vec<Slice>,
     /// The tokens that went through the layers.
-    pub walks: Vec<Walk>,
+    pub passes: Vec<ForwardPass>,
     /// In order.
     pub demands: Vec<Demand>,
     /// By layer and expert, how often it was demanded.
     pub uses: Vec<Vec<u32>>,
-    /// Chunks, laps and demands that were not kept because there was no room.
+    /// Chunks, spans and demands beyond the capacity.
     pub lost: u64,
 }
 
 impl Trace {
-    /// Takes what a session and its store have recorded. `None` when they were not asked to. `sources` are names of the directories, in
+    /// Takes the recording of a runner and its store. `None` when they recorded nothing. `sources` are names of the directories, in
     /// the order of [`Replica::source`](colibri_ring::Replica::source).
-    pub fn take(session: &mut Session<'_>, sources: Vec<String>) -> Option<Trace> {
-        let laps = session.take_laps()?;
-        let (record, log) = session.store_mut().take_record()?;
+    pub fn take(runner: &mut Runner, sources: Vec<String>) -> Option<Trace> {
+        let timeline = runner.take_timeline()?;
+        let (record, log) = runner.store_mut().take_record()?;
         let first = (record.chunks.iter())
             .map(|chunk| record.epoch + chunk.begin)
-            .chain(laps.laps.first().map(|lap| laps.epoch + lap.begin))
+            .chain(
+                timeline
+                    .spans
+                    .first()
+                    .map(|span| timeline.epoch + span.begin),
+            )
             .min()
-            .unwrap_or(laps.epoch);
+            .unwrap_or(timeline.epoch);
         let nanos = |at: Instant| nanos(at.saturating_duration_since(first));
         let mut chunks: Vec<Chunk> = (record.chunks.iter())
             .map(|chunk| Chunk {
@@ -118,13 +123,13 @@ impl Trace {
             .collect();
         // Without memory of its own.
         chunks.sort_unstable_by_key(|chunk| chunk.begin);
-        let slices = laps.laps.iter().map(|lap| Slice {
-            begin: nanos(laps.epoch + lap.begin),
-            end: nanos(laps.epoch + lap.end),
-            walk: lap.walk as usize,
-            phase: lap.phase,
-            layer: lap.layer,
-            expert: lap.expert,
+        let slices = timeline.spans.iter().map(|span| Slice {
+            begin: nanos(timeline.epoch + span.begin),
+            end: nanos(timeline.epoch + span.end),
+            pass: span.pass as usize,
+            phase: span.phase,
+            layer: span.layer,
+            expert: span.expert,
         });
         let demands = log.demands.iter().map(|demand| Demand {
             at: nanos(demand.at),
@@ -136,10 +141,10 @@ impl Trace {
             sources,
             chunks,
             slices: slices.collect(),
-            walks: laps.walks.clone(),
+            passes: timeline.passes.clone(),
             demands: demands.collect(),
             uses: log.uses,
-            lost: record.lost + log.lost + laps.lost,
+            lost: record.lost + log.lost + timeline.lost,
         })
     }
 

@@ -1,10 +1,15 @@
 //! A fixture, opened.
 
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use colibri_ring::{DirectMode, Options};
 use colibri_uring::config::Config;
-use colibri_uring::model::{LoadOptions, Model, prediction};
+use colibri_uring::model::{
+    LoadOptions, ModelError, Runner, RunnerOptions, Sequence, Weights, prediction,
+};
+use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::slots::{Budget, slots};
 use colibri_uring::stream::{Catalog, ExpertFiles, ExpertStore, Lookahead, StoreOptions};
@@ -43,9 +48,14 @@ impl Fixture {
         }
     }
 
-    pub fn model(&self) -> Model {
-        Model::load(&self.shards, self.config.clone(), LoadOptions::default())
+    pub fn model(&self) -> Arc<Weights> {
+        self.model_with(LoadOptions::default())
+    }
+
+    pub fn model_with(&self, options: LoadOptions) -> Arc<Weights> {
+        Weights::load(&self.shards, self.config.clone(), options)
             .unwrap_or_else(|e| panic!("{}: {e}", self.name))
+            .into()
     }
 
     pub fn store(&self) -> ExpertStore {
@@ -53,16 +63,19 @@ impl Fixture {
     }
 
     pub fn store_with(&self, lookahead: Lookahead) -> ExpertStore {
+        self.store_of(Budget::SlotsPerLayer(1), lookahead, Options::default())
+    }
+
+    pub fn store_of(&self, budget: Budget, lookahead: Lookahead, engine: Options) -> ExpertStore {
         let catalog = Catalog::new(&self.shards, &self.config);
         let catalog = catalog.unwrap_or_else(|e| panic!("{}: {e}", self.name));
         let files = ExpertFiles::new(&self.shards, catalog, DirectMode::Auto).unwrap();
         let top_k = self.config.num_experts_per_tok;
-        let budget = Budget::SlotsPerLayer(1);
         let slots = slots(&files.footprints(), files.moe_layers(), top_k, budget).unwrap();
         let options = StoreOptions {
             slots,
             lookahead,
-            engine: Options::default(),
+            engine,
         };
         ExpertStore::new(files, top_k, options).unwrap_or_else(|e| panic!("{}: {e}", self.name))
     }
@@ -94,4 +107,65 @@ impl Fixture {
 /// Logits, to be compared to the last bit.
 pub fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// A runner with one sequence.
+pub struct Solo {
+    pub runner: Runner,
+    pub sequence: Sequence,
+}
+
+impl Solo {
+    pub fn new(
+        model: &Arc<Weights>,
+        store: ExpertStore,
+        pool: &Arc<Pool>,
+        options: RunnerOptions,
+    ) -> Solo {
+        let mut runner = Runner::new(Arc::clone(model), store, Arc::clone(pool), options);
+        let sequence = runner.sequence();
+        Solo { runner, sequence }
+    }
+
+    pub fn prefill(&mut self, ids: &[u32]) -> Result<&[f32], ModelError> {
+        self.runner.prefill(&mut self.sequence, ids)
+    }
+
+    pub fn decode(&mut self, id: u32) -> Result<&[f32], ModelError> {
+        self.runner.decode(&mut self.sequence, id)
+    }
+
+    pub fn score(
+        &mut self,
+        ids: &[u32],
+        each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), ModelError> {
+        self.runner.score(&mut self.sequence, ids, each)
+    }
+
+    pub fn draft(&mut self, id: u32, n: usize) -> Result<Vec<u32>, ModelError> {
+        self.runner.draft(&mut self.sequence, id, n)
+    }
+
+    pub fn speculate(&mut self, id: u32, n: usize) -> Result<Vec<u32>, ModelError> {
+        self.runner.speculate(&mut self.sequence, id, n)
+    }
+
+    pub fn settle_drafts(&mut self) -> Result<(), ModelError> {
+        self.runner.settle_drafts(&mut self.sequence)
+    }
+}
+
+impl Deref for Solo {
+    type Target = Sequence;
+
+    fn deref(&self) -> &Sequence {
+        &self.sequence
+    }
+}
+
+impl DerefMut for Solo {
+    fn deref_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
 }

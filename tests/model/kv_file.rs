@@ -3,21 +3,22 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
-use colibri_uring::model::{LoadOptions, Model, ModelError, Session, SessionOptions, reusable};
+use colibri_uring::model::{KvWriter, LoadOptions, ModelError, RunnerOptions, Weights, reusable};
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::Activations;
 use colibri_uring::quant::encode::Packing;
 use colibri_uring::runtime::kv_file::{Fingerprint, KvFile};
 
-use crate::fixture::{Fixture, bits, fixture};
+use crate::fixture::{Fixture, Solo, bits, fixture};
 
 /// A fixture as it is loaded with some settings.
 struct Opened {
     fixture: Fixture,
-    model: Model,
-    pool: Pool,
+    model: Arc<Weights>,
+    pool: Arc<Pool>,
     fingerprint: Fingerprint,
 }
 
@@ -34,25 +35,25 @@ impl Opened {
     fn with(fixture: Fixture, options: LoadOptions) -> Opened {
         let (shards, config) = (&fixture.shards, &fixture.config);
         Opened {
-            model: Model::load(shards, config.clone(), options).unwrap(),
             fingerprint: Fingerprint::of(shards, config, &options, None).unwrap(),
-            pool: Pool::new(2),
+            model: fixture.model_with(options),
+            pool: Arc::new(Pool::new(2)),
             fixture,
         }
     }
 
-    fn session(&self) -> Session<'_> {
-        let options = SessionOptions::default();
-        Session::new(&self.model, self.fixture.store(), &self.pool, options)
+    fn session(&self) -> Solo {
+        let options = RunnerOptions::default();
+        Solo::new(&self.model, self.fixture.store(), &self.pool, options)
     }
 
     /// A session with what the file has in common with `prompt`.
-    fn resumed(&self, file: &KvFile, prompt: &[u32]) -> (Session<'_>, usize) {
+    fn resumed(&self, file: &KvFile, prompt: &[u32]) -> (Solo, usize) {
         let mut session = self.session();
         let kept = reusable(file.ids(), prompt).min(file.rows());
-        if let Some(cache) = file.read(kept).unwrap() {
-            session.restore(prompt[..kept].to_vec(), cache).unwrap();
-        }
+        assert!(file.rows() == 0 || file.ids()[..kept] == prompt[..kept]);
+        let Solo { runner, sequence } = &mut session;
+        file.restore(runner, sequence, kept).unwrap();
         (session, kept)
     }
 
@@ -120,7 +121,7 @@ fn reopened_sessions_go_on_to_the_last_bit() {
                 );
             }
             session.truncate(end - 1);
-            file.append(&ids[..end], session.cache(), b"").unwrap();
+            file.append(&ids[..end], &session.kv(), b"").unwrap();
         }
         // Another end: the common beginning is not computed again.
         let mut other = ids[..ids.len() / 2].to_vec();
@@ -130,7 +131,7 @@ fn reopened_sessions_go_on_to_the_last_bit() {
         assert!(kept >= ids.len() / 2, "{name}");
         let logits = bits(session.prefill(&other[kept..]).unwrap());
         assert!(logits == opened.logits(&other), "{name}");
-        file.append(&other, session.cache(), b"").unwrap();
+        file.append(&other, &session.kv(), b"").unwrap();
         drop(file);
         let file = KvFile::open(&path, opened.fingerprint).unwrap();
         assert_eq!((file.ids(), file.rows()), (&other[..], other.len()));
@@ -184,7 +185,7 @@ fn drafts_come_and_go() {
                 }
                 session.truncate(end - 1);
                 session.settle_drafts().unwrap();
-                file.append(&ids[..end], session.cache(), b"").unwrap();
+                file.append(&ids[..end], &session.kv(), b"").unwrap();
             }
             let file = KvFile::open(&path, with.fingerprint).unwrap();
             assert_eq!(file.ids(), ids);
@@ -244,10 +245,18 @@ fn caches_that_do_not_fit_are_refused() {
     let mut file = KvFile::open(&dir.path().join("a.kv"), opened.fingerprint).unwrap();
     let mut session = opened.session();
     session.prefill(&[1, 2, 3]).unwrap();
-    file.append(&[1, 2, 3], session.cache(), b"").unwrap();
-    let cache = || file.read(3).unwrap().unwrap();
-    let refused =
-        |session: &mut Session, ids: &[u32]| session.restore(ids.to_vec(), cache()).unwrap_err();
+    file.append(&[1, 2, 3], &session.kv(), b"").unwrap();
+    let refused = |session: &mut Solo, ids: &[u32]| {
+        let Solo { runner, sequence } = session;
+        let shape = file.shape().unwrap();
+        let rows = |rows: &mut KvWriter| -> Result<(), ModelError> {
+            file.read(3, rows).unwrap();
+            Ok(())
+        };
+        runner
+            .restore(sequence, ids.to_vec(), shape, rows)
+            .unwrap_err()
+    };
     let error = refused(&mut without_keys.session(), &[1, 2, 3]);
     assert!(matches!(error, ModelError::Cache { .. }), "{error}");
     let error = refused(&mut session, &[1, 2]);
@@ -261,8 +270,8 @@ fn caches_that_do_not_fit_are_refused() {
 fn contexts_end_where_the_model_does() {
     let mut fixture = fixture("f32-smallest");
     fixture.config.max_position_embeddings = 10;
-    let (model, pool) = (fixture.model(), Pool::new(1));
-    let mut session = Session::new(&model, fixture.store(), &pool, SessionOptions::default());
+    let (model, pool) = (fixture.model(), Arc::new(Pool::new(1)));
+    let mut session = Solo::new(&model, fixture.store(), &pool, RunnerOptions::default());
     session.prefill(&[1; 9]).unwrap();
     let error = session.prefill(&[1, 2]).unwrap_err().to_string();
     assert!(
@@ -286,14 +295,14 @@ fn slices_of_64_and_one_piece_are_the_same() {
     let vocab = opened.fixture.config.vocab_size as u32;
     let ids: Vec<u32> = (0..1000u32).map(|i| i * i % 97 * 3 % vocab).collect();
     let logits = |slice| {
-        let options = SessionOptions {
+        let options = RunnerOptions {
             slice,
-            ..SessionOptions::default()
+            ..RunnerOptions::default()
         };
         let store = opened.fixture.store();
-        let mut session = Session::new(&opened.model, store, &opened.pool, options);
+        let mut session = Solo::new(&opened.model, store, &opened.pool, options);
         let logits = bits(session.prefill(&ids).unwrap());
-        (logits, session.stats().kv_bytes)
+        (logits, session.runner.stats().kv_bytes)
     };
     let whole = logits(usize::MAX);
     assert!(logits(64) == whole);
@@ -326,7 +335,7 @@ fn saves_until_it_is_killed() {
         let fed = &history[..history.len() - 1];
         let kept = session.reuse(fed);
         session.prefill(&fed[kept..]).unwrap();
-        file.append(&history, session.cache(), b"").unwrap();
+        file.append(&history, &session.kv(), b"").unwrap();
         println!("\nsaved {turn}");
     }
 }

@@ -1,7 +1,7 @@
 //! Loading: the ranges of the experts in both layouts, and models whose tensors do not fit their config.
 
 use colibri_uring::config::Config;
-use colibri_uring::model::{LoadOptions, Model, Sparsity};
+use colibri_uring::model::{LoadOptions, Sparsity, Weights};
 use colibri_uring::shards::{Cache, Shards};
 use colibri_uring::stream::catalog::{Catalog, Projection};
 
@@ -14,7 +14,7 @@ const FUSED: &str = "f16-fused-pattern";
 fn load_error(fixture: &Fixture, change: impl Fn(&mut Config)) -> String {
     let mut config = fixture.config.clone();
     change(&mut config);
-    let model = Model::load(&fixture.shards, config, LoadOptions::default());
+    let model = Weights::load(&fixture.shards, config, LoadOptions::default());
     model.unwrap_err().to_string()
 }
 

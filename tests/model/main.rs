@@ -6,6 +6,7 @@ mod common;
 mod fixture;
 mod kv_file;
 mod load;
+mod mixes;
 mod mtp;
 mod packed;
 mod reference;

@@ -3,18 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use colibri_uring::model::draft::{Drafter, Mode};
 use colibri_uring::model::{
-    LoadOptions, Model, ModelError, Session, SessionOptions, Sparsity, kv_bytes, prediction,
-    resident_bytes,
+    LoadOptions, ModelError, RunnerOptions, Sparsity, Weights, kv_bytes, prediction, resident_bytes,
 };
 use colibri_uring::pool::Pool;
-use colibri_uring::runtime::draft::{Drafter, Mode};
-use colibri_uring::runtime::generate::{Finish, Source, generate};
-use colibri_uring::runtime::sample::{SampleError, Sampler, Sampling, argmax};
+use colibri_uring::runtime::generate::{Finish, Generation, SequenceFeed, Source};
+use colibri_uring::runtime::sample::{Sampler, Sampling, argmax};
 use colibri_uring::stream::Lookahead;
 
 use crate::common::Saved;
-use crate::fixture::{Fixture, bits, fixture, fixtures};
+use crate::fixture::{Fixture, Solo, bits, fixture, fixtures};
 
 /// The fixtures with a prediction layer, which is used.
 fn drafting() -> Vec<Fixture> {
@@ -30,13 +29,13 @@ fn plain(fixture: &Fixture) -> Fixture {
     plain
 }
 
-fn session<'m>(fixture: &Fixture, model: &'m Model, pool: &'m Pool) -> Session<'m> {
-    let options = SessionOptions::default();
-    Session::new(model, fixture.store(), pool, options)
+fn session(fixture: &Fixture, model: &Arc<Weights>, pool: &Arc<Pool>) -> Solo {
+    let options = RunnerOptions::default();
+    Solo::new(model, fixture.store(), pool, options)
 }
 
 /// A session whose context is `ids`.
-fn with<'m>(fixture: &Fixture, model: &'m Model, pool: &'m Pool, ids: &[u32]) -> Session<'m> {
+fn with(fixture: &Fixture, model: &Arc<Weights>, pool: &Arc<Pool>, ids: &[u32]) -> Solo {
     let mut session = session(fixture, model, pool);
     session.prefill(ids).unwrap();
     session
@@ -44,7 +43,7 @@ fn with<'m>(fixture: &Fixture, model: &'m Model, pool: &'m Pool, ids: &[u32]) ->
 
 #[test]
 fn drafts_equal_the_reference() {
-    let pool = Pool::new(2);
+    let pool = Arc::new(Pool::new(2));
     for fixture in drafting() {
         let model = fixture.model();
         let ids = [fixture.ids("/prompt_ids"), fixture.ids("/token_ids")].concat();
@@ -72,7 +71,7 @@ fn drafts_equal_the_reference() {
 
 #[test]
 fn greedy_tokens_and_logits_are_those_without_drafts() {
-    let pool = Pool::new(2);
+    let pool = Arc::new(Pool::new(2));
     for fixture in drafting() {
         let without = plain(&fixture);
         let (prompt, tokens) = (fixture.ids("/prompt_ids"), fixture.ids("/token_ids"));
@@ -84,15 +83,21 @@ fn greedy_tokens_and_logits_are_those_without_drafts() {
         for n in [1, 2, 4] {
             let mut session = session(&fixture, &model, &pool);
             let limit = prompt.len() + tokens.len();
-            let mut drafter = Drafter::new(&mut session, Mode::Drafts(n), limit);
-            let mut logits = drafter.feed(&prompt).unwrap().to_vec();
+            let mut drafter = Drafter::new(&session, Mode::Drafts(n), limit);
+            let mut logits = drafter
+                .feed(&mut session.runner, &mut session.sequence, &prompt)
+                .unwrap()
+                .to_vec();
             for (i, id) in tokens.iter().enumerate() {
                 assert!(bits(&logits) == expected[i], "{} {n} at {i}", fixture.name);
                 assert_eq!(argmax(&logits), Some(*id));
-                logits = drafter.feed(&[*id]).unwrap().to_vec();
+                logits = drafter
+                    .feed(&mut session.runner, &mut session.sequence, &[*id])
+                    .unwrap()
+                    .to_vec();
             }
             assert!(Some(&bits(&logits)) == expected.last());
-            let stats = drafter.finish();
+            let stats = drafter.finish(&mut session);
             assert_eq!(session.len(), limit);
             assert!(stats.drafted > 0 && stats.accepted <= stats.drafted);
             assert_eq!(stats.forwards + stats.accepted, tokens.len() as u64);
@@ -109,7 +114,7 @@ fn greedy_tokens_and_logits_are_those_without_drafts() {
             assert_eq!(session.draft(next, 8).unwrap(), drafts);
             let sparse = matches!(model.sparsity(), Sparsity::Active(_));
             let planned = kv_bytes(&fixture.config, sparse, ids.len());
-            assert!(session.stats().kv_bytes <= planned);
+            assert!(session.runner.stats().kv_bytes <= planned);
             let resident = resident_bytes(&fixture.shards, &fixture.config, None);
             assert!(model.resident_bytes() <= resident);
         }
@@ -123,12 +128,12 @@ fn drafts_do_not_depend_on_how_the_work_is_cut() {
         let ids = fixture.ids("/score/ids");
         let (next, ids) = ids.split_last().unwrap();
         let run = |threads, scratch_bytes, lookahead, cut: usize| {
-            let pool = Pool::new(threads);
-            let options = SessionOptions {
+            let pool = Arc::new(Pool::new(threads));
+            let options = RunnerOptions {
                 scratch_bytes,
-                ..SessionOptions::default()
+                ..RunnerOptions::default()
             };
-            let mut session = Session::new(&model, fixture.store_with(lookahead), &pool, options);
+            let mut session = Solo::new(&model, fixture.store_with(lookahead), &pool, options);
             for ids in ids.chunks(cut) {
                 session.prefill(ids).unwrap();
             }
@@ -150,7 +155,7 @@ fn drafts_do_not_depend_on_how_the_work_is_cut() {
 /// A context that is cut anywhere, and goes on otherwise, drafts what a new one does.
 #[test]
 fn a_context_that_was_cut_drafts_the_same() {
-    let pool = Pool::new(2);
+    let pool = Arc::new(Pool::new(2));
     for fixture in drafting() {
         let model = fixture.model();
         let ids = fixture.ids("/score/ids");
@@ -182,7 +187,7 @@ fn a_context_that_was_cut_drafts_the_same() {
 /// More tokens than the prediction layer may be behind, one at a time and without drafts.
 #[test]
 fn a_long_time_without_drafts_is_caught_up_with() {
-    let pool = Pool::new(2);
+    let pool = Arc::new(Pool::new(2));
     let fixture = fixture("mtp-agrees").drafting();
     let model = fixture.model();
     let ids: Vec<u32> = (0..600).map(|i| 3 + i * 7 % 90).collect();
@@ -198,24 +203,33 @@ fn a_long_time_without_drafts_is_caught_up_with() {
 
 #[test]
 fn an_interrupt_leaves_the_context_as_it_was() {
-    let pool = Pool::new(1);
+    let pool = Arc::new(Pool::new(1));
     for fixture in drafting() {
         let model = fixture.model();
         let prompt = fixture.ids("/prompt_ids");
         let stop = Arc::new(AtomicBool::new(false));
-        let options = SessionOptions {
+        let options = RunnerOptions {
             stop: Some(Arc::clone(&stop)),
-            ..SessionOptions::default()
+            ..RunnerOptions::default()
         };
-        let mut session = Session::new(&model, fixture.store(), &pool, options);
-        let mut drafter = Drafter::new(&mut session, Mode::Drafts(3), usize::MAX);
-        drafter.feed(&prompt).unwrap();
+        let mut session = Solo::new(&model, fixture.store(), &pool, options);
+        let mut drafter = Drafter::new(&session, Mode::Drafts(3), usize::MAX);
+        drafter
+            .feed(&mut session.runner, &mut session.sequence, &prompt)
+            .unwrap();
         stop.store(true, Ordering::Relaxed);
-        assert!(matches!(drafter.feed(&[4]), Err(ModelError::Stopped)));
-        assert_eq!(drafter.session().len(), prompt.len());
+        assert!(matches!(
+            drafter.feed(&mut session.runner, &mut session.sequence, &[4]),
+            Err(ModelError::Stopped)
+        ));
+        assert_eq!(session.len(), prompt.len());
         stop.store(false, Ordering::Relaxed);
-        let again = bits(drafter.feed(&[4]).unwrap());
-        drafter.finish();
+        let again = bits(
+            drafter
+                .feed(&mut session.runner, &mut session.sequence, &[4])
+                .unwrap(),
+        );
+        drafter.finish(&mut session);
         let ids = [&prompt[..], &[4]].concat();
         assert_eq!(session.ids(), ids);
         let mut straight = self::session(&fixture, &model, &pool);
@@ -228,7 +242,7 @@ fn an_interrupt_leaves_the_context_as_it_was() {
 #[test]
 fn sampled_tokens_have_the_models_distribution() {
     const TEXTS: usize = 1500;
-    let pool = Pool::new(2);
+    let pool = Arc::new(Pool::new(2));
     let fixture = fixture("mtp-agrees").drafting();
     let model = fixture.model();
     let prompt = fixture.ids("/prompt_ids");
@@ -258,16 +272,20 @@ fn sampled_tokens_have_the_models_distribution() {
     }
     let mut session = session(&fixture, &model, &pool);
     session.prefill(&prompt).unwrap();
-    let start = session.logits().to_vec();
+    let start = session.runner.logits().to_vec();
     let mut sampler = Sampler::new(sampling);
     let (mut counts, mut drafted, mut accepted) = (vec![0.0; vocabulary], 0, 0);
     for _ in 0..TEXTS {
-        let mut drafter = Drafter::new(&mut session, Mode::Drafts(2), usize::MAX);
+        let mut drafter = Drafter::new(&session, Mode::Drafts(2), usize::MAX);
         let id = sampler.sample(&start).unwrap();
-        let logits = drafter.feed(&[id]).unwrap();
+        let logits = drafter
+            .feed(&mut session.runner, &mut session.sequence, &[id])
+            .unwrap();
         let next = sampler.sample(logits).unwrap();
-        drafter.feed(&[next]).unwrap();
-        let stats = drafter.finish();
+        drafter
+            .feed(&mut session.runner, &mut session.sequence, &[next])
+            .unwrap();
+        let stats = drafter.finish(&mut session);
         (drafted, accepted) = (drafted + stats.drafted, accepted + stats.accepted);
         counts[next as usize] += 1.0;
         session.truncate(prompt.len());
@@ -297,7 +315,7 @@ fn sampled_tokens_have_the_models_distribution() {
 /// Any mode, any seed, any length: the text is that of plain decoding.
 #[test]
 fn a_seed_draws_the_same_text() {
-    let pool = Pool::new(2);
+    let pool = Arc::new(Pool::new(2));
     for name in ["mtp-agrees", "mixed-mtp"] {
         let fixture = fixture(name).drafting();
         let model = fixture.model();
@@ -305,7 +323,6 @@ fn a_seed_draws_the_same_text() {
         let text = |mode: Mode, seed: u64, max: usize| {
             let mut session = session(&fixture, &model, &pool);
             let limit = prompt.len() + max - 1;
-            let mut drafter = Drafter::new(&mut session, mode, limit);
             let source = Source::Sample {
                 sampler: Box::new(Sampler::new(Sampling {
                     temperature: 1.5,
@@ -315,14 +332,21 @@ fn a_seed_draws_the_same_text() {
                 max,
                 stop: vec![50, 60],
             };
-            let feed = |ids: &[u32]| Ok(Some(drafter.feed(ids).unwrap().to_vec()));
-            let (generated, result) = generate::<SampleError>(&prompt, source, feed, |_| Ok(()));
-            result.unwrap();
-            drafter.finish();
+            let feed = SequenceFeed {
+                drafter: Drafter::new(&session, mode, limit),
+                runner: &mut session.runner,
+                sequence: &mut session.sequence,
+            };
+            let mut generation = Generation::new(feed, &prompt, source);
+            assert!(generation.by_ref().all(|token| token.is_ok()));
+            let (generated, feed) = generation.finish();
+            feed.finish();
             // The last token has not been fed.
             let fed = prompt.len() + generated.ids.len() - 1;
             assert_eq!(session.len(), fed);
-            assert!(session.stats().kv_bytes <= kv_bytes(&fixture.config, true, limit.max(1)));
+            assert!(
+                session.runner.stats().kv_bytes <= kv_bytes(&fixture.config, true, limit.max(1))
+            );
             (generated.ids, generated.finish)
         };
         let mut stopped = 0;
@@ -355,7 +379,7 @@ fn what_is_missing_is_said() {
     // Without being asked for, it is not loaded.
     let plain = plain(&drafting);
     let options = LoadOptions::default();
-    let model = Model::load(&plain.shards, plain.config.clone(), options).unwrap();
+    let model = plain.model_with(options);
     assert!(!model.can_draft());
     assert!(model.resident_bytes() < drafting.model().resident_bytes());
 }

@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
-use colibri_uring::model::{Session, SessionOptions};
+use colibri_uring::model::RunnerOptions;
 use colibri_uring::pool::Pool;
 use colibri_uring::shards::{Cache, Dtype, Shards};
 use safetensors::tensor::TensorView;
 use tempfile::TempDir;
 
 use crate::common::Saved;
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, Solo};
 
 /// Dtype, shape and bytes of tensors by name.
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
@@ -52,9 +53,9 @@ fn with_tensors(model: &str, tensors: &Tensors) -> (TempDir, Fixture) {
 }
 
 fn logits(fixture: &Fixture) -> Result<Vec<f32>, String> {
-    let pool = Pool::new(2);
+    let pool = Arc::new(Pool::new(2));
     let model = fixture.model();
-    let mut session = Session::new(&model, fixture.store(), &pool, SessionOptions::default());
+    let mut session = Solo::new(&model, fixture.store(), &pool, RunnerOptions::default());
     let logits = session.prefill(&fixture.ids("/prompt_ids"));
     logits.map(<[f32]>::to_vec).map_err(|e| e.to_string())
 }

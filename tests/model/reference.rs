@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
 use colibri_uring::model::{
-    LoadOptions, Model, ModelError, Progress, Session, SessionOptions, Sparsity, kv_bytes,
-    resident_bytes,
+    LoadOptions, ModelError, Progress, RunnerOptions, Sparsity, Weights, kv_bytes, resident_bytes,
 };
 use colibri_uring::pool::Pool;
 use colibri_uring::stream::Lookahead;
 
-use crate::fixture::{Fixture, fixtures};
+use crate::fixture::{Fixture, Solo, fixtures};
 
 fn argmax(logits: &[f32]) -> u32 {
     let better = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
@@ -28,11 +27,11 @@ fn difference(a: &[f32], b: &[f32]) -> f32 {
 
 #[test]
 fn greedy_tokens_equal_the_reference() {
-    let pool = Pool::new(2);
+    let pool = Arc::new(Pool::new(2));
     for fixture in fixtures() {
         let (model, store) = (fixture.model(), fixture.store());
-        let options = SessionOptions::default();
-        let mut session = Session::new(&model, store, &pool, options);
+        let options = RunnerOptions::default();
+        let mut session = Solo::new(&model, store, &pool, options);
         let expected = fixture.ids("/token_ids");
         let mut tokens = Vec::new();
         let mut id = argmax(session.prefill(&fixture.ids("/prompt_ids")).unwrap());
@@ -52,10 +51,10 @@ fn greedy_tokens_equal_the_reference() {
 }
 
 /// Compares a score with the record `expected` of the fixture; the largest error of the last logits.
-fn check_score(fixture: &Fixture, model: &Model, expected: &str) -> f32 {
-    let pool = Pool::new(2);
-    let options = SessionOptions::default();
-    let mut session = Session::new(model, fixture.store(), &pool, options);
+fn check_score(fixture: &Fixture, model: &Arc<Weights>, expected: &str) -> f32 {
+    let pool = Arc::new(Pool::new(2));
+    let options = RunnerOptions::default();
+    let mut session = Solo::new(model, fixture.store(), &pool, options);
     let ids = fixture.ids("/score/ids");
     let (mut best, mut last, mut logprobs) = (Vec::new(), Vec::new(), Vec::new());
     let each = |i: usize, logits: &[f32]| {
@@ -81,7 +80,7 @@ fn check_score(fixture: &Fixture, model: &Model, expected: &str) -> f32 {
     assert!(error < 1e-3, "{name}: logits differ by {error}");
     let sparse = matches!(model.sparsity(), Sparsity::Active(_));
     let planned = kv_bytes(model.config(), sparse, ids.len());
-    assert_eq!(session.stats().kv_bytes, planned);
+    assert_eq!(session.runner.stats().kv_bytes, planned);
     assert!(model.resident_bytes() <= resident_bytes(&fixture.shards, &fixture.config, None));
     error
 }
@@ -99,7 +98,7 @@ fn scores_equal_the_reference() {
                 dsa: false,
                 ..LoadOptions::default()
             };
-            let model = Model::load(&fixture.shards, fixture.config.clone(), options).unwrap();
+            let model = fixture.model_with(options);
             assert_eq!(model.sparsity(), Sparsity::Off);
             let error = check_score(&fixture, &model, "dense_score");
             println!(
@@ -112,40 +111,42 @@ fn scores_equal_the_reference() {
 
 #[test]
 fn a_stop_forgets_only_what_was_interrupted() {
-    let pool = Pool::new(1);
+    let pool = Arc::new(Pool::new(1));
     let fixture = fixtures().remove(0);
     let model = fixture.model();
     let stop = Arc::new(AtomicBool::new(false));
-    let options = SessionOptions {
+    let options = RunnerOptions {
         stop: Some(Arc::clone(&stop)),
-        ..SessionOptions::default()
+        ..RunnerOptions::default()
     };
-    let mut session = Session::new(&model, fixture.store(), &pool, options);
+    let mut session = Solo::new(&model, fixture.store(), &pool, options);
     session.prefill(&[1, 2, 3]).unwrap();
     stop.store(true, Ordering::Relaxed);
     assert!(matches!(session.decode(4), Err(ModelError::Stopped)));
     assert_eq!(session.len(), 3);
     stop.store(false, Ordering::Relaxed);
     let again = session.decode(4).unwrap().to_vec();
-    let mut straight = Session::new(&model, fixture.store(), &pool, SessionOptions::default());
+    let mut straight = Solo::new(&model, fixture.store(), &pool, RunnerOptions::default());
     assert!(straight.prefill(&[1, 2, 3, 4]).unwrap() == again);
 }
 
 /// Whoever waits for a prompt sees that it moves: in every layer, in its attention and at every expert.
 #[test]
 fn a_prompt_says_how_far_it_is() {
-    let pool = Pool::new(1);
+    let pool = Arc::new(Pool::new(1));
     for fixture in fixtures() {
         let model = fixture.model();
         let ids = fixture.ids("/score/ids");
         for slice in [usize::MAX, 3] {
-            let options = SessionOptions {
+            let options = RunnerOptions {
                 slice,
-                ..SessionOptions::default()
+                ..RunnerOptions::default()
             };
-            let mut session = Session::new(&model, fixture.store(), &pool, options);
+            let mut session = Solo::new(&model, fixture.store(), &pool, options);
             let (send, told) = channel();
-            session.observe(move |progress| send.send(progress).unwrap());
+            session
+                .runner
+                .observe(move |progress| send.send(progress).unwrap());
             session.prefill(&ids).unwrap();
             let all: Vec<Progress> = told.try_iter().collect();
             let least = 2 * fixture.config.num_hidden_layers;
@@ -161,10 +162,10 @@ fn a_prompt_says_how_far_it_is() {
 
 #[test]
 fn ids_are_checked() {
-    let pool = Pool::new(1);
+    let pool = Arc::new(Pool::new(1));
     let fixture = fixtures().remove(0);
     let model = fixture.model();
-    let mut session = Session::new(&model, fixture.store(), &pool, SessionOptions::default());
+    let mut session = Solo::new(&model, fixture.store(), &pool, RunnerOptions::default());
     let beyond = model.config().vocab_size as u32;
     let error = session.prefill(&[0, beyond]).unwrap_err().to_string();
     assert_eq!(
@@ -184,12 +185,12 @@ fn logits_are_bit_identical_however_the_work_is_cut() {
         let model = fixture.model();
         let ids = fixture.ids("/score/ids");
         let run = |threads, scratch_bytes, lookahead, cut: usize| {
-            let pool = Pool::new(threads);
-            let options = SessionOptions {
+            let pool = Arc::new(Pool::new(threads));
+            let options = RunnerOptions {
                 scratch_bytes,
-                ..SessionOptions::default()
+                ..RunnerOptions::default()
             };
-            let mut session = Session::new(&model, fixture.store_with(lookahead), &pool, options);
+            let mut session = Solo::new(&model, fixture.store_with(lookahead), &pool, options);
             let mut bits = Vec::new();
             for ids in ids.chunks(cut) {
                 let take = |_, logits: &[f32]| bits.extend(logits.iter().map(|x| x.to_bits()));
@@ -215,13 +216,13 @@ fn logits_are_bit_identical_however_the_work_is_cut() {
 
 #[test]
 fn truncated_tokens_leave_no_trace() {
-    let pool = Pool::new(2);
+    let pool = Arc::new(Pool::new(2));
     for fixture in fixtures() {
         let model = fixture.model();
         let ids = fixture.ids("/score/ids");
         let new = || {
-            let options = SessionOptions::default();
-            Session::new(&model, fixture.store(), &pool, options)
+            let options = RunnerOptions::default();
+            Solo::new(&model, fixture.store(), &pool, options)
         };
         let keep = ids.len() / 2;
         let mut straight = new();

@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use colibri_ring::{DirectMode, EngineKind, Options};
 use colibri_uring::config::Config;
-use colibri_uring::model::{LoadOptions, Model, Session, SessionOptions};
+use colibri_uring::model::{LoadOptions, RunnerOptions, Weights};
 use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::slots::{Budget, slots};
@@ -16,6 +17,7 @@ use colibri_uring::stream::{
 use tempfile::TempDir;
 
 use crate::common::Saved;
+use crate::fixture::Solo;
 
 const MODEL: &str = "f32-no-indexer";
 
@@ -136,15 +138,15 @@ fn a_demand_fails_by_name_and_succeeds_when_the_file_is_back() {
 #[test]
 fn a_session_forgets_the_token_that_failed() {
     let opened = open();
-    let model = Model::load(
+    let model = Weights::load(
         &opened.shards,
         opened.config.clone(),
         LoadOptions::default(),
     );
-    let (model, pool) = (model.unwrap(), Pool::new(2));
+    let (model, pool) = (Arc::new(model.unwrap()), Arc::new(Pool::new(2)));
     let new = || {
         let store = opened.store(EngineKind::Auto, DirectMode::Auto);
-        Session::new(&model, store, &pool, SessionOptions::default())
+        Solo::new(&model, store, &pool, RunnerOptions::default())
     };
     let ids = [3, 4, 5, 6, 7, 8, 9, 10];
     let expected = new().prefill(&ids).unwrap().to_vec();

@@ -11,9 +11,9 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_ring::{DirectMode, EngineKind};
 use colibri_uring::model::LoadOptions;
+use colibri_uring::model::draft;
 use colibri_uring::quant::Activations;
 use colibri_uring::quant::encode::Packing;
-use colibri_uring::runtime::draft;
 use colibri_uring::shards::MAX_MIRRORS;
 use colibri_uring::stream::Lookahead;
 

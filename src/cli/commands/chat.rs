@@ -8,9 +8,9 @@ use anyhow::{Context, bail};
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_uring::config::Generation;
-use colibri_uring::model::Session;
+use colibri_uring::model::draft::Mode;
+use colibri_uring::model::{Runner, Sequence};
 use colibri_uring::runtime::chat::{ChatError, Conversation, Format, Turn};
-use colibri_uring::runtime::draft::Mode;
 use colibri_uring::runtime::generate::{Finish, Generated, Source};
 use colibri_uring::runtime::sample::{Sampler, Sampling};
 use colibri_uring::runtime::template::TemplateError;
@@ -124,17 +124,19 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let vocab = indexed.config().vocab_size;
     let (opened, store) = indexed.load(&args.model, tokens)?;
     let interrupts = Interrupts::install().context("cannot handle Ctrl-C")?;
-    let mut session = opened.session(store);
+    let mut runner = opened.runner(store);
+    let mut sequence = runner.sequence();
     let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
     if let Some(kept) = &mut kept {
-        kv_store::resume(kept, &mut session, &mut conversation)?;
+        kv_store::resume(kept, &mut runner, &mut sequence, &mut conversation)?;
     }
     let mut chat = Chat {
         conversation,
         kept,
         tokenizer: &tokenizer,
         opened: &opened,
-        session,
+        runner,
+        sequence,
         sampling,
         drafts: args.draft.mtp.0,
         stop,
@@ -150,7 +152,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     };
     let ended = chat.talk(&mut Lines::open());
     if ended.is_ok() {
-        opened.keep_usage(&mut chat.session);
+        opened.keep_usage(&mut chat.runner);
     }
     ended
 }
@@ -162,7 +164,8 @@ struct Chat<'a> {
     kept: Option<KvStore>,
     tokenizer: &'a Tokenizer,
     opened: &'a LoadedModel,
-    session: Session<'a>,
+    runner: Runner,
+    sequence: Sequence,
     sampling: Sampling,
     drafts: Mode,
     stop: Vec<u32>,
@@ -241,14 +244,14 @@ impl Chat<'_> {
 
     fn room(&self) -> ContextUsage {
         ContextUsage {
-            used: self.session.len(),
+            used: self.sequence.len(),
             of: self.context,
         }
     }
 
     fn stats(&mut self) {
-        let stats = open::engine_stats(&mut self.session, self.opened);
-        let tokens = self.session.stats().tokens;
+        let stats = open::engine_stats(&mut self.runner, self.opened);
+        let tokens = self.runner.stats().tokens;
         let messages = self.conversation.messages().len();
         say(&status::report(&stats, tokens, messages, self.room()));
     }
@@ -265,11 +268,11 @@ impl Chat<'_> {
         };
         check_ids(&turn.ids, self.vocab)?;
         self.interrupts.asked.store(false, Ordering::SeqCst);
-        let before = Counters::from(&open::engine_stats(&mut self.session, self.opened));
+        let before = Counters::from(&open::engine_stats(&mut self.runner, self.opened));
         let GenerationOutcome {
             generated, failed, ..
         } = self.generate(&turn);
-        let after = Counters::from(&open::engine_stats(&mut self.session, self.opened));
+        let after = Counters::from(&open::engine_stats(&mut self.runner, self.opened));
         let prefilled = turn.rest().len();
         let all = turn.ids.len() + generated.ids.len();
         // Also if it could not be printed.
@@ -320,7 +323,7 @@ impl Chat<'_> {
         let stdout = io::stdout();
         let printer =
             Printer::new(stdout.lock(), Some(self.tokenizer)).on_terminal(stdout.is_terminal());
-        self.session.truncate(turn.reused);
+        self.sequence.truncate(turn.reused);
         let written = GenerationRun {
             prompt: turn.rest(),
             source,
@@ -331,22 +334,23 @@ impl Chat<'_> {
             // A stop token is no part of the answer.
             silent: &self.stop,
         }
-        .run(&mut self.session);
+        .run(&mut self.runner, &mut self.sequence);
         tracing::debug!("drafts: {:?}", written.drafted);
         written
     }
 
-    /// What was said belongs to the conversation, and what the session holds of it is there for the next message.
+    /// Adds the answer to the conversation. The rows that the sequence has of it serve the next message.
     fn keep(&mut self, turn: Turn, generated: &Generated) -> anyhow::Result<()> {
         let said = match (generated.finish, generated.ids.split_last()) {
             (Finish::Stop, Some((_, said))) => said,
             _ => &generated.ids,
         };
         match said.is_empty() && generated.finish == Finish::Interrupted {
-            true => self.conversation.withdraw(turn, self.session.len()),
+            true => self.conversation.withdraw(turn, self.sequence.len()),
             false => {
-                self.conversation.answer(turn, said, self.session.len())?;
-                kv_store::keep(&mut self.kept, &mut self.session, &self.conversation);
+                self.conversation.answer(turn, said, self.sequence.len())?;
+                let (runner, sequence) = (&mut self.runner, &mut self.sequence);
+                kv_store::keep(&mut self.kept, runner, sequence, &self.conversation);
             }
         }
         Ok(())

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use clap::builder::FalseyValueParser;
 use clap::{ArgGroup, Args};
+use colibri_uring::model::draft::Mode;
 use colibri_uring::runtime::demo;
-use colibri_uring::runtime::draft::Mode;
 use colibri_uring::runtime::generate::{Finish, Source};
 use colibri_uring::runtime::sample::{Sampler, Sampling};
 use colibri_uring::runtime::tokenizer::check_ids;
@@ -186,9 +186,10 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         store.record_routing(recorder);
         file
     });
-    let mut session = opened.session(store);
+    let mut runner = opened.runner(store);
+    let mut sequence = runner.sequence();
     let reused = match &mut turn {
-        Some(turn) => turn.restore(&mut session, &input.prompt)?,
+        Some(turn) => turn.restore(&mut runner, &mut sequence, &input.prompt)?,
         None => 0,
     };
     let out = if args.json {
@@ -212,40 +213,40 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         opening: input.demonstrates.then_some(demo::PROMPT),
         silent: &[],
     }
-    .run(&mut session);
+    .run(&mut runner, &mut sequence);
     let (new, finish) = (&generated.ids, generated.finish);
     // What was generated is printed also if it cannot be saved, and saved also if it cannot be printed. A prompt that could not be
     // computed takes nothing away from what there is.
     let nothing = failed.is_some() && finish == Finish::Interrupted && new.is_empty();
     let saved = match &mut turn {
-        Some(turn) if !nothing => turn.save(&mut session, &input.prompt, new, finish),
+        Some(turn) if !nothing => turn.save(&mut runner, &mut sequence, &input.prompt, new, finish),
         _ => Ok(()),
     };
     if let Some(error) = failed {
         saved?;
         return Err(error);
     }
-    opened.keep_usage(&mut session);
-    let routed = match (routing, session.store_mut().take_recorder()) {
+    opened.keep_usage(&mut runner);
+    let routed = match (routing, runner.store_mut().take_recorder()) {
         (Some(file), Some(mut recorder)) => {
-            recorder.event(&measured(&prompt_phases, &session, generated.decoded));
+            recorder.event(&measured(&prompt_phases, &runner, generated.decoded));
             file.keep(recorder.finish())
         }
         _ => Ok(()),
     };
     // Before the statistics, which then count nothing that it lacks.
-    let recorded = traces.take(&mut session, &opened);
+    let recorded = traces.take(&mut runner, &opened);
     let stats = Stats {
         load_seconds: opened.load_seconds(),
         prefill_seconds: generated.prefill.as_secs_f64(),
-        prefilled_tokens: (session.len().min(input.prompt.len()) - reused) as u64,
+        prefilled_tokens: (sequence.len().min(input.prompt.len()) - reused) as u64,
         reused_tokens: reused as u64,
         kv: turn.as_ref().map(Turn::stats),
         decode_seconds: generated.decode.as_secs_f64(),
         tokens_per_second: rate(&generated),
         peak_rss_bytes: peak_rss_bytes(),
-        mtp: Mtp::new(drafts, session.can_draft(), &drafted),
-        engine: open::engine_stats(&mut session, &opened),
+        mtp: Mtp::new(drafts, sequence.can_draft(), &drafted),
+        engine: open::engine_stats(&mut runner, &opened),
     };
     let pictured = traces.write(recorded, &opened, &stats);
     let told = if args.json {

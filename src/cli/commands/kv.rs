@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use colibri_uring::model::{Session, reusable};
+use colibri_uring::model::{Runner, Sequence, reusable};
 use colibri_uring::runtime::generate::Finish;
-use colibri_uring::runtime::kv_file::{Fingerprint, KvFile, KvFileError};
+use colibri_uring::runtime::kv_file::{Fingerprint, KvFile, KvFileError, RestoreError};
 use serde::Serialize;
 
 use crate::cli::output::pluralize::pluralize;
@@ -45,7 +45,7 @@ pub struct KvStats {
     pub file_bytes: u64,
     /// Reading the file into memory.
     pub restore_seconds: f64,
-    /// GenerationRun what is new, until it is on the disk.
+    /// Writing what is new, until it is on the disk.
     pub save_seconds: f64,
 }
 
@@ -85,31 +85,40 @@ impl KvStore {
         Ok(self.file.clear()?)
     }
 
-    /// Brings the first `tokens` tokens of the file into `session`.
-    pub fn restore(&mut self, session: &mut Session, tokens: usize) -> anyhow::Result<()> {
+    /// Continues `sequence` after the first `tokens` tokens of the file.
+    pub fn restore(
+        &mut self,
+        runner: &mut Runner,
+        sequence: &mut Sequence,
+        tokens: usize,
+    ) -> anyhow::Result<()> {
         let start = Instant::now();
-        if let Some(cache) = self.file.read(tokens)? {
-            session
-                .restore(self.file.ids()[..tokens].to_vec(), cache)
-                .with_context(|| format!("cannot go on with {}", self.file.path().display()))?;
+        match self.file.restore(runner, sequence, tokens) {
+            Err(RestoreError::File(error)) => return Err(error.into()),
+            Err(error) => {
+                let file = self.file.path().display();
+                return Err(error).with_context(|| format!("cannot go on with {file}"));
+            }
+            Ok(()) => {}
         }
         self.restoring += start.elapsed();
         Ok(())
     }
 
-    /// Saves the text `history`, whose beginning `session` has computed, with a `note`.
+    /// Saves the text `history`, whose beginning `sequence` has, with a `note`.
     pub fn save(
         &mut self,
-        session: &mut Session,
+        runner: &mut Runner,
+        sequence: &mut Sequence,
         history: &[u32],
         note: &[u8],
     ) -> anyhow::Result<()> {
         // Without it the text is drafted less when it goes on.
-        if let Err(error) = session.settle_drafts() {
+        if let Err(error) = runner.settle_drafts(sequence) {
             tracing::debug!("the prediction layer is not up to date: {error}");
         }
         let start = Instant::now();
-        let saved = self.file.append(history, session.cache(), note);
+        let saved = self.file.append(history, &sequence.kv(), note);
         self.saving += start.elapsed();
         Ok(saved?)
     }
@@ -168,10 +177,15 @@ impl Turn {
         reusable(file.ids(), prompt).min(file.rows())
     }
 
-    /// Brings what `prompt` has in common with the file into `session`, and says how many tokens that are.
-    pub fn restore(&mut self, session: &mut Session, prompt: &[u32]) -> anyhow::Result<usize> {
+    /// Continues `sequence` after what `prompt` has in common with the file, and returns how many tokens that are.
+    pub fn restore(
+        &mut self,
+        runner: &mut Runner,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+    ) -> anyhow::Result<usize> {
         let reused = self.reusable(prompt);
-        self.kept.restore(session, reused)?;
+        self.kept.restore(runner, sequence, reused)?;
         let file = &self.kept.file;
         let known = file.ids();
         let common = known.iter().zip(prompt).take_while(|(a, b)| a == b).count();
@@ -190,7 +204,8 @@ impl Turn {
     /// Saves what there is after `prompt` was continued with `new`, also when that was interrupted.
     pub fn save(
         &mut self,
-        session: &mut Session,
+        runner: &mut Runner,
+        sequence: &mut Sequence,
         prompt: &[u32],
         new: &[u32],
         finish: Finish,
@@ -198,10 +213,10 @@ impl Turn {
         let history = match finish == Finish::Interrupted && new.is_empty() {
             // Whoever gives an unfinished addition again would have it twice. A whole text is worth what was computed of it.
             true if self.append => return Ok(()),
-            true => session.ids().to_vec(),
+            true => sequence.ids().to_vec(),
             false => [prompt, new].concat(),
         };
-        self.kept.save(session, &history, b"")?;
+        self.kept.save(runner, sequence, &history, b"")?;
         self.saved = true;
         Ok(())
     }

@@ -51,13 +51,14 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let indexed = ModelIndex::open(&args.model)?;
     check_ids(ids, indexed.config().vocab_size)?;
     let (opened, store) = indexed.load(&args.model, Tokens::all_at_once(ids.len()))?;
-    let mut session = opened.session(store);
+    let mut runner = opened.runner(store);
+    let mut sequence = runner.sequence();
     let mut report = Report {
         activations: args.model.activations.into(),
         ..Report::default()
     };
-    let reading = progress::reading(&mut session, ids.len());
-    let scored = session.score(ids, |at, logits| {
+    let reading = progress::reading(&mut runner, ids.len());
+    let scored = runner.score(&mut sequence, ids, |at, logits| {
         report.argmax.push(argmax(logits));
         match ids.get(at + 1) {
             Some(&next) => report.logprobs.push(log_softmax_at(logits, next as usize)),
@@ -69,7 +70,7 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     if !stopped {
         scored?;
     }
-    opened.keep_usage(&mut session);
+    opened.keep_usage(&mut runner);
     if stopped {
         return Ok(crate::cli::interrupt::exit_code());
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use colibri_uring::model::Session;
+use colibri_uring::model::Runner;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::output::pluralize::pluralize;
@@ -30,8 +30,8 @@ pub fn steps(total: u64) -> ProgressBar {
     bar
 }
 
-/// A bar over a prompt of `tokens` tokens that `session` is going to read.
-pub fn reading(session: &mut Session, tokens: usize) -> ProgressBar {
+/// A bar over a prompt of `tokens` tokens that `runner` is going to compute.
+pub fn reading(runner: &mut Runner, tokens: usize) -> ProgressBar {
     /// As fine as is shown.
     const PARTS: u64 = 100_000;
     let bar = late(
@@ -40,7 +40,7 @@ pub fn reading(session: &mut Session, tokens: usize) -> ProgressBar {
         pluralize(tokens, "token"),
     );
     let observed = bar.clone();
-    session.observe(move |progress| {
+    runner.observe(move |progress| {
         // What is computed after the prompt is nobody's progress.
         if !observed.is_finished() {
             let share = progress.done as f64 / progress.all as f64;

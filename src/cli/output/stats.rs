@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use colibri_uring::model::draft;
 use colibri_uring::quant::Activations;
-use colibri_uring::runtime::draft;
 use colibri_uring::stream::PrefetchAccuracy;
 use serde::Serialize;
 
@@ -48,7 +48,7 @@ pub struct Mtp {
 
 impl Mtp {
     /// In `mode`, where the layer was loaded or was not.
-    pub fn new(mode: draft::Mode, loaded: bool, stats: &draft::Stats) -> Mtp {
+    pub fn new(mode: draft::Mode, loaded: bool, stats: &draft::DraftStats) -> Mtp {
         Mtp {
             mode: match mode {
                 draft::Mode::Auto => "auto".to_owned(),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use colibri_uring::model::Session;
+use colibri_uring::model::Runner;
 use colibri_uring::tools::report::decode::{About, page};
 use colibri_uring::tools::trace::Trace;
 
@@ -60,9 +60,9 @@ impl TraceOutputs {
     }
 
     /// What was recorded, if a picture is wanted.
-    pub fn take(&self, session: &mut Session<'_>, opened: &LoadedModel) -> Option<Trace> {
+    pub fn take(&self, runner: &mut Runner, opened: &LoadedModel) -> Option<Trace> {
         self.wanted()
-            .then(|| Trace::take(session, opened.sources()))?
+            .then(|| Trace::take(runner, opened.sources()))?
     }
 
     /// Writes them, the second also where the first cannot be written.

@@ -20,7 +20,7 @@ pub const SHAPE: usize = 12;
 /// Rows of one list in one record, as far as no later turn has replaced them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Index of the list, in the order of [`crate::model::KvCache::rows`].
+    /// Index of the list, in the order of [`crate::model::KvShape::lists`].
     pub list: usize,
     /// Position of the first row.
     pub first: usize,

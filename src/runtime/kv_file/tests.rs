@@ -9,7 +9,60 @@ use tempfile::TempDir;
 
 use super::head::{RECORDS, SECTOR};
 use super::*;
-use crate::model::{KvShape, LayerWidths};
+use crate::model::{KvShape, KvSink, KvSource, LayerWidths};
+
+/// Rows in memory, in lists.
+#[derive(Debug)]
+struct Cache {
+    shape: KvShape,
+    lists: Vec<Vec<Vec<f32>>>,
+    /// Lists of the prediction layer whose first rows are missing.
+    late: bool,
+}
+
+impl Cache {
+    fn new(shape: &KvShape) -> Cache {
+        Cache {
+            lists: vec![Vec::new(); shape.lists().count()],
+            shape: shape.clone(),
+            late: false,
+        }
+    }
+
+    /// The first `tokens` tokens of a file; `None` before its first turn.
+    fn read(file: &KvFile, tokens: usize) -> Result<Option<Cache>, KvFileError> {
+        let Some(mut cache) = file.shape().map(Cache::new) else {
+            return Ok(None);
+        };
+        file.read(tokens, &mut cache).map(|()| Some(cache))
+    }
+}
+
+impl KvSource for Cache {
+    fn shape(&self) -> KvShape {
+        self.shape.clone()
+    }
+
+    fn known(&self, list: usize) -> usize {
+        let late = self.late
+            && self
+                .shape
+                .lists()
+                .nth(list)
+                .is_some_and(|(_, ahead)| ahead > 0);
+        if late { 0 } else { self.lists[list].len() }
+    }
+
+    fn row(&self, list: usize, row: usize) -> &[f32] {
+        &self.lists[list][row]
+    }
+}
+
+impl KvSink for Cache {
+    fn push(&mut self, list: usize, row: &[f32]) {
+        self.lists[list].push(row.to_vec());
+    }
+}
 
 fn fingerprint() -> Fingerprint {
     Fingerprint::made_up()
@@ -41,11 +94,11 @@ fn row(ids: &[u32], i: usize, list: usize, width: usize) -> Vec<f32> {
 }
 
 /// A cache of the first `rows` of `ids`.
-fn cache(ids: &[u32], rows: usize) -> KvCache {
-    let mut cache = KvCache::new(&shape());
-    for ((list, to), (_, ahead)) in cache.rows_mut().enumerate().zip(shape().lists()) {
+fn cache(ids: &[u32], rows: usize) -> Cache {
+    let mut cache = Cache::new(&shape());
+    for (list, (width, ahead)) in shape().lists().enumerate() {
         for i in 0..rows.min(ids.len().saturating_sub(ahead)) {
-            to.push(&row(ids, i, list, to.width()));
+            cache.push(list, &row(ids, i, list, width));
         }
     }
     cache
@@ -57,12 +110,13 @@ fn assert_has(file: &KvFile, ids: &[u32], rows: usize) {
     assert_eq!(file.rows(), rows);
     assert!(file.turns() == 0 || file.note() == note(ids));
     for keep in BTreeSet::from([0, rows / 2, rows]) {
-        let Some(cache) = file.read(keep).unwrap() else {
+        let Some(cache) = Cache::read(file, keep).unwrap() else {
             assert_eq!(rows, 0);
             continue;
         };
         assert_eq!(cache.shape(), shape());
-        for ((list, found), (_, ahead)) in cache.rows().enumerate().zip(shape().lists()) {
+        for (list, (width, ahead)) in shape().lists().enumerate() {
+            let found = &cache.lists[list];
             // With fewer tokens, the one after the last may be another.
             let certain = match keep < ids.len() {
                 true => keep.saturating_sub(ahead),
@@ -70,10 +124,10 @@ fn assert_has(file: &KvFile, ids: &[u32], rows: usize) {
             };
             assert!(found.len() <= keep && (ahead > 0 || found.len() == keep));
             assert!(found.len() >= certain.min(keep));
-            for i in 0..found.len() {
-                let expected = row(ids, i, list, found.width());
+            for (i, found) in found.iter().enumerate() {
+                let expected = row(ids, i, list, width);
                 let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                assert_eq!(bits(found.row(i)), bits(&expected));
+                assert_eq!(bits(found), bits(&expected));
             }
         }
     }
@@ -168,13 +222,13 @@ fn turns_are_restored_to_the_last_bit() {
 fn long_turns_take_several_records() {
     let dir = Dir::new();
     let ids: Vec<u32> = (0..600_000).collect();
-    let mut wide = KvCache::new(&KvShape(vec![LayerWidths {
+    let mut wide = Cache::new(&KvShape(vec![LayerWidths {
         kv: 100_000,
         index_key: None,
         ahead: 0,
     }]));
     for i in 0..7 {
-        wide.layers[0].kv.push(&vec![i as f32; 100_000]);
+        wide.push(0, &vec![i as f32; 100_000]);
     }
     dir.open()
         .unwrap()
@@ -183,8 +237,8 @@ fn long_turns_take_several_records() {
     let file = dir.open().unwrap();
     assert_eq!(file.ids(), ids);
     assert_eq!(file.note(), [5; 3 << 20]);
-    let read = file.read(7).unwrap().unwrap();
-    (0..7).for_each(|i| assert_eq!(read.layers[0].kv.row(i), wide.layers[0].kv.row(i)));
+    let read = Cache::read(&file, 7).unwrap().unwrap();
+    assert_eq!(read.lists, wide.lists);
 }
 
 /// Writing goes record by record, then the mark: every state in between is the turn before or the turn after.
@@ -282,19 +336,21 @@ fn a_layer_that_predicts_comes_and_goes() {
     let main = KvShape(shape().0[..2].to_vec());
     let without = |ids: &[u32], rows| {
         let mut cache = cache(ids, rows);
-        cache.fit(&main);
+        cache.lists.truncate(main.lists().count());
+        cache.shape = main.clone();
         cache
     };
     let dir = Dir::new();
-    let turn = |ids: &[u32], cache: KvCache| {
+    let turn = |ids: &[u32], cache: Cache| {
         let mut file = dir.open().unwrap();
         file.append(ids, &cache, &note(ids)).unwrap();
         drop(file);
         let file = dir.open().unwrap();
-        let read = file.read(file.rows()).unwrap().unwrap();
-        let rows = |layer: usize| read.layers.get(layer).map(|layer| layer.kv.len());
+        let read = Cache::read(&file, file.rows()).unwrap().unwrap();
+        // The key-values of the first layer and of the prediction layer.
+        let rows = |list: usize| read.lists.get(list).map(Vec::len);
         assert_eq!(rows(0), Some(file.rows()));
-        (file.rows(), rows(2))
+        (file.rows(), rows(3))
     };
     let ids = [1, 2, 3, 4, 5, 6, 7, 8];
     assert_eq!(turn(&ids[..3], without(&ids[..3], 2)), (2, None));
@@ -304,8 +360,8 @@ fn a_layer_that_predicts_comes_and_goes() {
     assert_eq!(turn(&ids[..7], without(&ids[..7], 6)), (6, Some(4)));
     // It has begun late.
     let mut late = cache(&ids, 8);
-    late.layers[2].begin_at(6);
-    late.layers[2].kv.push(&[0.5; 7]);
+    late.lists[3] = vec![vec![0.5; 7]];
+    late.late = true;
     assert_eq!(turn(&ids, late), (8, Some(4)));
     assert_has(&dir.open().unwrap(), &ids, 8);
     // Another end.
@@ -400,7 +456,7 @@ fn a_cache_of_another_shape_is_refused() {
     let (dir, states) = three_turns();
     let mut file = dir.open().unwrap();
     let other = KvShape(shape().0[..1].to_vec());
-    let error = file.append(&[1], &KvCache::new(&other), b"").unwrap_err();
+    let error = file.append(&[1], &Cache::new(&other), b"").unwrap_err();
     assert!(matches!(error, KvFileError::Shape { .. }), "{error}");
     assert!(dir.bytes() == states[3]);
 }

@@ -1,4 +1,4 @@
-//! Writing a turn: its records first, and only when they are on the disk the mark that makes them count.
+//! Writes a turn: its records first, and only when they are on the disk the mark that makes them count.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use super::log::{ROWS_HEAD, State};
 use super::record::{Head, Kind, MAX_PAYLOAD};
-use crate::model::{KvCache, LayerWidths, Rows};
+use crate::model::{KvSource, LayerWidths};
 
 /// Bytes that are written at once, about.
 const BLOCK: usize = 1 << 20;
@@ -44,8 +44,14 @@ impl Records<'_> {
     }
 
     /// The rows of a list from `first` to `end`.
-    fn push_rows(&mut self, list: usize, rows: &Rows, first: usize, end: usize) -> io::Result<()> {
-        let width = rows.width();
+    fn push_rows(
+        &mut self,
+        list: usize,
+        cache: &impl KvSource,
+        first: usize,
+        end: usize,
+    ) -> io::Result<()> {
+        let width = self.state.width(list);
         let in_one = ((MAX_PAYLOAD - ROWS_HEAD) / (4 * width)).max(1);
         let mut payload = Vec::new();
         for start in (first..end).step_by(in_one) {
@@ -57,7 +63,7 @@ impl Records<'_> {
             payload.resize(ROWS_HEAD + 4 * width * count, 0);
             let values = payload[ROWS_HEAD..].as_chunks_mut::<4>().0;
             for (i, to) in values.chunks_mut(width).enumerate() {
-                let row = rows.row(start + i).iter();
+                let row = cache.row(list, start + i).iter();
                 to.iter_mut()
                     .zip(row)
                     .for_each(|(to, x)| *to = x.to_le_bytes());
@@ -69,13 +75,12 @@ impl Records<'_> {
 }
 
 /// Writes the records of a turn behind those that `state` counts: with it, the conversation is `history`, and `cache` has the rows
-/// of its beginning; rows beyond it are not saved. Layers that predict may be there already, come now, or be missing now: what there is of
-/// them stays. Returns the state with the turn, which does not count yet.
+/// of its beginning; rows beyond it are not saved. A prediction layer may be new, or be missing now: its saved rows stay. Returns the state with the turn, which does not count yet.
 pub fn turn(
     file: &File,
     state: &State,
     history: &[u32],
-    cache: &KvCache,
+    cache: &impl KvSource,
     note: &[u8],
 ) -> io::Result<State> {
     let mut records = Records {
@@ -102,9 +107,10 @@ pub fn turn(
         let payload: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         records.push(Kind::Ids, &payload)?;
     }
-    for (list, (rows, known)) in cache.rows().zip(cache.known()).enumerate() {
+    for list in 0..shape.lists().count() {
         let first = records.state.stored()[list];
-        records.push_rows(list, rows, first, known.min(history.len()))?;
+        let end = cache.known(list).min(history.len());
+        records.push_rows(list, cache, first, end)?;
     }
     for note in note.chunks(MAX_PAYLOAD) {
         records.push(Kind::Note, note)?;

@@ -4,7 +4,7 @@ use super::{Experts, MemoryBreakdown, MemoryOverrides, Plan, PlanError, RECORD_S
 use crate::config::Config;
 use crate::memory::{Available, MemoryError, Roots, available};
 use crate::model::{
-    Rounding, SessionOptions, Sizes, draft_bytes, kv_bytes, resident_bytes, scores_bytes,
+    BatchLimits, Rounding, RunnerOptions, draft_bytes, kv_bytes, resident_bytes, scores_bytes,
 };
 use crate::quant::encode::Packing;
 use crate::shards::Shards;
@@ -91,7 +91,7 @@ pub fn survey(
         needs: MemoryBreakdown {
             dense: resident_bytes(shards, config, ask.dense),
             kv: kv_bytes(config, ask.dsa, ask.context),
-            scratch: SessionOptions::default().scratch_bytes as u64,
+            scratch: RunnerOptions::default().scratch_bytes as u64,
             scores: scores_bytes(ask.threads, ask.context),
             drafts: draft_bytes(config, ask.drafts),
             index: shards.len() as u64 * INDEX_ENTRY,
@@ -102,7 +102,7 @@ pub fn survey(
                 false => 0,
             },
         },
-        prompt_scratch: Sizes::scratch_for(config, ask.dsa, ask.prompt),
+        prompt_scratch: BatchLimits::scratch_for(config, ask.dsa, ask.prompt),
         footprints: files.footprints(),
         moe_layers: files.moe_layers(),
         top_k: config.num_experts_per_tok,

@@ -70,32 +70,32 @@ struct Passes {
 
 impl Passes {
     fn of(trace: &Trace) -> Passes {
-        let joined = trace.walks.len().div_ceil(COLUMNS).max(1);
-        let columns = trace.walks.len().div_ceil(joined);
-        let labels = trace.walks.iter().step_by(joined).map(|walk| {
-            if walk.tokens > 1 && walk.position == 0 {
+        let joined = trace.passes.len().div_ceil(COLUMNS).max(1);
+        let columns = trace.passes.len().div_ceil(joined);
+        let labels = trace.passes.iter().step_by(joined).map(|pass| {
+            if pass.tokens > 1 && pass.position == 0 {
                 "prompt".to_owned()
             } else {
-                walk.position.to_string()
+                pass.position.to_string()
             }
         });
         let mut times = vec![vec![0.0; 2]; columns];
         let mut begins: Vec<u64> = Vec::new();
         for slice in &trace.slices {
-            if slice.walk >= begins.len() {
-                begins.resize(slice.walk + 1, slice.begin);
+            if slice.pass >= begins.len() {
+                begins.resize(slice.pass + 1, slice.begin);
             }
             let waits = usize::from(slice.phase == Phase::IoWait);
-            if let Some(times) = times.get_mut(slice.walk / joined) {
+            if let Some(times) = times.get_mut(slice.pass / joined) {
                 times[waits] += (slice.end - slice.begin) as f64 / 1e6 / joined as f64;
             }
         }
         let layers = (trace.demands.iter()).map(|demand| demand.layer as usize + 1);
         let mut served = vec![vec![(0, 0); columns]; layers.max().unwrap_or(0)];
         for demand in &trace.demands {
-            let walk = begins.partition_point(|begin| *begin <= demand.at);
+            let pass = begins.partition_point(|begin| *begin <= demand.at);
             let of_layer = &mut served[demand.layer as usize];
-            if let Some((hits, misses)) = of_layer.get_mut(walk.saturating_sub(1) / joined) {
+            if let Some((hits, misses)) = of_layer.get_mut(pass.saturating_sub(1) / joined) {
                 *hits += u64::from(demand.hits);
                 *misses += u64::from(demand.misses);
             }
@@ -107,7 +107,7 @@ impl Passes {
             joined,
             prompt: joined == 1
                 && columns > 1
-                && trace.walks.first().is_some_and(|walk| walk.tokens > 1),
+                && trace.passes.first().is_some_and(|pass| pass.tokens > 1),
         }
     }
 

@@ -32,7 +32,7 @@ impl View {
     fn last(trace: &Trace) -> Option<View> {
         let end = trace.slices.last()?.end;
         let layers: Vec<u64> = (trace.slices)
-            .chunk_by(|a, b| (a.walk, a.layer) == (b.walk, b.layer))
+            .chunk_by(|a, b| (a.pass, a.layer) == (b.pass, b.layer))
             .filter(|of_layer| of_layer[0].layer.is_some())
             .map(|of_layer| of_layer[0].begin)
             .collect();
@@ -136,7 +136,7 @@ fn colour(layer: usize) -> usize {
 
 /// A band for each layer, and a line through the picture where it begins.
 fn draw_layers(trace: &Trace, view: View, y: f64, out: &mut String) {
-    let layers = (trace.slices).chunk_by(|a, b| (a.walk, a.layer) == (b.walk, b.layer));
+    let layers = (trace.slices).chunk_by(|a, b| (a.pass, a.layer) == (b.pass, b.layer));
     for of_layer in layers {
         let (begin, end) = (of_layer[0].begin, of_layer[of_layer.len() - 1].end);
         if !view.shows(begin, end) {

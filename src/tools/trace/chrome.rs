@@ -130,19 +130,19 @@ impl Trace {
         )?;
         events.meta("thread_name", COMPUTE, json!({"name": "compute thread"}))?;
         // Outer slices come before what is in them: viewers nest them by time, and in this order where times are equal.
-        for of_walk in self.slices.chunk_by(|a, b| a.walk == b.walk) {
-            let walk = self.walks.get(of_walk[0].walk);
-            let name = match walk {
-                Some(walk) if walk.tokens == 1 => format!("token {}", walk.position),
-                Some(walk) => format!(
+        for of_pass in self.slices.chunk_by(|a, b| a.pass == b.pass) {
+            let pass = self.passes.get(of_pass[0].pass);
+            let name = match pass {
+                Some(pass) if pass.tokens == 1 => format!("token {}", pass.position),
+                Some(pass) => format!(
                     "tokens {} to {}",
-                    walk.position,
-                    (walk.position + walk.tokens).saturating_sub(1)
+                    pass.position,
+                    (pass.position + pass.tokens).saturating_sub(1)
                 ),
                 None => "tokens".to_owned(),
             };
-            events.slice(&name, "token", COMPUTE, span(of_walk), json!({}))?;
-            for of_layer in of_walk.chunk_by(|a, b| a.layer == b.layer) {
+            events.slice(&name, "token", COMPUTE, span(of_pass), json!({}))?;
+            for of_layer in of_pass.chunk_by(|a, b| a.layer == b.layer) {
                 if let Some(layer) = of_layer[0].layer {
                     let name = format!("layer {layer}");
                     events.slice(

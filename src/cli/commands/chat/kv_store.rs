@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::ensure;
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use colibri_uring::model::Session;
+use colibri_uring::model::{Runner, Sequence};
 use colibri_uring::runtime::chat::Conversation;
 use colibri_uring::runtime::kv_file::{Fingerprint, KvFileError, default_path};
 
@@ -64,12 +64,13 @@ impl ChatKvArgs {
 /// Goes on with what is kept, as far as it is a conversation of this kind.
 pub fn resume(
     kept: &mut KvStore,
-    session: &mut Session,
+    runner: &mut Runner,
+    sequence: &mut Sequence,
     conversation: &mut Conversation,
 ) -> anyhow::Result<()> {
     let tokens = kept.file().rows();
-    kept.restore(session, tokens)?;
-    conversation.hold(session.ids().to_vec());
+    kept.restore(runner, sequence, tokens)?;
+    conversation.hold(sequence.ids().to_vec());
     let file = kept.file();
     let next = "it stays as it is: give another file to --kv, or --kv-reset to begin anew";
     let Ok(record) = serde_json::from_slice(file.note()) else {
@@ -94,10 +95,16 @@ pub fn resume(
 }
 
 /// Keeps what was said. That it cannot be kept is no reason to stop talking.
-pub fn keep(kept: &mut Option<KvStore>, session: &mut Session, conversation: &Conversation) {
+pub fn keep(
+    kept: &mut Option<KvStore>,
+    runner: &mut Runner,
+    sequence: &mut Sequence,
+    conversation: &Conversation,
+) {
     let Some(open) = kept else { return };
     let note = serde_json::to_vec(&conversation.record()).map_err(anyhow::Error::from);
-    if let Err(error) = note.and_then(|note| open.save(session, conversation.ids(), &note)) {
+    if let Err(error) = note.and_then(|note| open.save(runner, sequence, conversation.ids(), &note))
+    {
         tracing::warn!("{error}");
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use colibri_uring::config::Config;
-use colibri_uring::model::{Phase, Session};
+use colibri_uring::model::{Phase, Runner};
 use colibri_uring::stream::routing::{self, RoutingRecorder};
 
 use crate::cli::output::file::Output;
@@ -22,10 +22,10 @@ pub fn recorder(file: &Output, config: &Config) -> anyhow::Result<RoutingRecorde
 /// How long the arithmetic of `tokens` tokens took that came after the prompt.
 pub fn measured(
     prompt: &[(Phase, &'static str, Duration)],
-    session: &Session,
+    runner: &Runner,
     tokens: usize,
 ) -> routing::RoutingEvent {
-    let total = session.stats().phases;
+    let total = runner.stats().phases;
     let arithmetic = total.iter().zip(prompt);
     let seconds = arithmetic
         .filter(|((phase, ..), _)| *phase != Phase::IoWait)

@@ -1,8 +1,8 @@
-//! Where the time of a forward pass goes.
+//! Measures where the time of a forward pass goes, phase by phase.
 
 use std::time::{Duration, Instant};
 
-use super::laps::Laps;
+use super::timeline::Timeline;
 
 /// A part of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub enum Phase {
     Attention,
     /// Keys, scores and choice of the indexers.
     Indexer,
-    /// The router of a layer and the early look at the next one's, with the norm before them.
+    /// The router of a layer and the predictions for the next one, with the norm before them.
     Router,
     /// Arithmetic of the routed experts.
     Experts,
@@ -25,7 +25,7 @@ pub enum Phase {
     Dense,
     /// Final norm and vocabulary projection.
     Head,
-    /// What only the prediction layer has: its input and its head. The rest of it is counted as in any layer.
+    /// Input and head of the prediction layer. The rest of that layer counts as in any layer.
     Draft,
 }
 
@@ -47,56 +47,56 @@ impl Phase {
 
 /// Adds the time since the last lap to a phase.
 #[derive(Debug)]
-pub struct Clock {
+pub struct PhaseTimer {
     last: Instant,
     spent: [Duration; Phase::ALL.len()],
-    /// Every lap, if somebody wants to see them.
-    pub(super) laps: Option<Box<Laps>>,
+    /// Every span, while a recording runs.
+    pub(super) timeline: Option<Box<Timeline>>,
 }
 
-impl Clock {
-    /// A clock that has measured nothing.
-    pub fn new() -> Clock {
-        Clock {
+impl PhaseTimer {
+    /// A timer that has measured nothing.
+    pub fn new() -> PhaseTimer {
+        PhaseTimer {
             last: Instant::now(),
             spent: Default::default(),
-            laps: None,
+            timeline: None,
         }
     }
 
-    /// What happened since the last lap belongs to nothing.
+    /// Counts the time since the last lap for no phase.
     pub fn skip(&mut self) {
         self.last = Instant::now();
     }
 
-    /// What happened since the last lap was `phase`.
+    /// Counts the time since the last lap for `phase`.
     pub fn lap(&mut self, phase: Phase) {
         let now = Instant::now();
         self.spent[phase as usize] += now - self.last;
-        if let Some(laps) = &mut self.laps {
-            laps.push(phase, self.last, now);
+        if let Some(timeline) = &mut self.timeline {
+            timeline.push(phase, self.last, now);
         }
         self.last = now;
     }
 
-    /// What follows is the way of `tokens` tokens from `position` on.
+    /// A forward pass of `tokens` tokens begins; the first one is at `position` of its sequence.
     pub fn pass(&mut self, position: usize, tokens: usize) {
-        if let Some(laps) = &mut self.laps {
-            laps.pass(position, tokens);
+        if let Some(timeline) = &mut self.timeline {
+            timeline.pass(position, tokens);
         }
     }
 
-    /// What follows is in a layer.
+    /// The next laps are in a layer.
     pub fn layer(&mut self, layer: usize) {
-        if let Some(laps) = &mut self.laps {
-            laps.layer(layer);
+        if let Some(timeline) = &mut self.timeline {
+            timeline.layer(layer);
         }
     }
 
-    /// The next lap is about an expert: its gate and up, or its down.
+    /// The next lap is of an expert: its down projection, or gate and up.
     pub fn expert(&mut self, expert: u32, down: bool) {
-        if let Some(laps) = &mut self.laps {
-            laps.expert(expert, down);
+        if let Some(timeline) = &mut self.timeline {
+            timeline.expert(expert, down);
         }
     }
 

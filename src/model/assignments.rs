@@ -1,4 +1,4 @@
-//! Which tokens of a slice use which expert.
+//! Sorts the rows of a batch by the experts that they use.
 
 use std::ops::Range;
 
@@ -7,40 +7,40 @@ use crate::quant::axpy;
 
 /// A token that chose an expert.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct User {
-    /// Index of the token in the slice.
-    pub token: usize,
+pub struct RoutedToken {
+    /// Row of the token in the batch.
+    pub row: usize,
     /// Factor on the expert's output.
     pub weight: f32,
 }
 
-/// The tokens that chose each expert: expert by expert, tokens ascending. Their order is that of the slots.
+/// The tokens that chose each expert: expert by expert, rows ascending. The slots of outputs have the same order.
 #[derive(Debug, Default)]
-pub struct Users {
-    /// Where each expert's users start; one more at the end.
+pub struct ExpertAssignments {
+    /// Where each expert's tokens start; one more at the end.
     starts: Vec<usize>,
-    users: Vec<User>,
+    tokens: Vec<RoutedToken>,
 }
 
-impl Users {
-    /// Sorts the choices [tokens, top_k] by expert.
+impl ExpertAssignments {
+    /// Sorts the choices [rows, top_k] by expert.
     pub fn collect(&mut self, choices: &[Choice], top_k: usize, experts: usize) {
         self.starts.clear();
         self.starts.resize(experts + 2, 0);
         // Counted two places up, so that after the sums `starts[e + 1]` is the start of e: it moves to the end of
-        // e, which is the start of e + 1, as the users are placed.
+        // e, which is the start of e + 1, as the tokens are placed.
         for choice in choices {
             self.starts[choice.expert as usize + 2] += 1;
         }
         for e in 2..self.starts.len() {
             self.starts[e] += self.starts[e - 1];
         }
-        self.users.clear();
-        self.users.resize(choices.len(), User::default());
+        self.tokens.clear();
+        self.tokens.resize(choices.len(), RoutedToken::default());
         for (i, choice) in choices.iter().enumerate() {
             let at = &mut self.starts[choice.expert as usize + 1];
-            self.users[*at] = User {
-                token: i / top_k,
+            self.tokens[*at] = RoutedToken {
+                row: i / top_k,
                 weight: choice.weight,
             };
             *at += 1;
@@ -48,10 +48,10 @@ impl Users {
         self.starts.pop();
     }
 
-    /// The users of an expert; none when there is no such expert.
-    pub fn of(&self, expert: usize) -> &[User] {
+    /// The tokens of an expert; none when there is no such expert.
+    pub fn of(&self, expert: usize) -> &[RoutedToken] {
         match self.starts.get(expert..expert + 2) {
-            Some(&[start, end]) => &self.users[start..end],
+            Some(&[start, end]) => &self.tokens[start..end],
             _ => &[],
         }
     }
@@ -65,8 +65,8 @@ impl Users {
         self.starts[experts.start] - base..self.starts[experts.end] - base
     }
 
-    /// The longest range of experts from `first` on that has at most `slots` users, or one expert with more.
-    /// Empty when no expert from `first` on has users.
+    /// The longest range of experts from `first` on that has at most `slots` tokens, or one expert with more.
+    /// Empty when no expert from `first` on has tokens.
     pub fn group(&self, first: usize, slots: usize) -> Range<usize> {
         let experts = self.starts.len() - 1;
         let used = |e: &usize| !self.of(*e).is_empty();
@@ -78,7 +78,7 @@ impl Users {
         first..end.unwrap_or(experts)
     }
 
-    /// The experts of `group` that have users, ascending.
+    /// The experts of `group` that have tokens, ascending.
     pub fn ids(&self, group: Range<usize>, ids: &mut Vec<u32>) {
         ids.clear();
         ids.extend(group.filter(|e| !self.of(*e).is_empty()).map(|e| e as u32));
@@ -92,10 +92,10 @@ impl Users {
         outputs: &[f32],
         out: &mut [f32],
     ) {
-        let users = &self.users[self.starts[group.start]..self.starts[group.end]];
-        for (user, output) in users.iter().zip(outputs.chunks(hidden)) {
-            let out = &mut out[user.token * hidden..][..hidden];
-            axpy(user.weight, output, out);
+        let tokens = &self.tokens[self.starts[group.start]..self.starts[group.end]];
+        for (token, output) in tokens.iter().zip(outputs.chunks(hidden)) {
+            let out = &mut out[token.row * hidden..][..hidden];
+            axpy(token.weight, output, out);
         }
     }
 }
@@ -104,50 +104,50 @@ impl Users {
 mod tests {
     use super::*;
 
-    fn users() -> Users {
+    fn assignments() -> ExpertAssignments {
         let choice = |expert| Choice {
             expert,
             weight: expert as f32,
         };
-        let mut users = Users::default();
+        let mut assignments = ExpertAssignments::default();
         let choices = [1, 4, 1, 2, 1, 4].map(choice);
-        users.collect(&choices, 2, 6);
-        users
+        assignments.collect(&choices, 2, 6);
+        assignments
     }
 
     #[test]
-    fn users_are_sorted_by_expert_then_token() {
-        let users = users();
-        let tokens = |e| users.of(e).iter().map(|u| u.token).collect::<Vec<_>>();
+    fn tokens_are_sorted_by_expert_then_row() {
+        let assignments = assignments();
+        let rows = |e| assignments.of(e).iter().map(|t| t.row).collect::<Vec<_>>();
         assert_eq!(
-            (tokens(1), tokens(2), tokens(4)),
+            (rows(1), rows(2), rows(4)),
             (vec![0, 1, 2], vec![1], vec![0, 2])
         );
         assert!(
             [0, 3, 5, 6, 100]
                 .into_iter()
-                .all(|e| users.of(e).is_empty())
+                .all(|e| assignments.of(e).is_empty())
         );
-        assert!(users.of(4).iter().all(|u| u.weight == 4.0));
+        assert!(assignments.of(4).iter().all(|t| t.weight == 4.0));
     }
 
     #[test]
     fn groups_cover_all_used_experts_in_order() {
-        let users = users();
+        let assignments = assignments();
         let groups = |slots| {
             let (mut groups, mut ids) = (Vec::new(), Vec::new());
-            let mut group = users.group(0, slots);
+            let mut group = assignments.group(0, slots);
             while !group.is_empty() {
-                users.ids(group.clone(), &mut ids);
+                assignments.ids(group.clone(), &mut ids);
                 groups.push(ids.clone());
-                group = users.group(group.end, slots);
+                group = assignments.group(group.end, slots);
             }
             groups
         };
         assert_eq!(groups(1), [vec![1], vec![2], vec![4]]);
         assert_eq!(groups(3), [vec![1], vec![2, 4]]);
         assert_eq!(groups(6), [vec![1, 2, 4]]);
-        assert_eq!(users.slots(2..6, 4..5), 1..3);
-        assert_eq!(users.slots(2..6, 1..2), 0..0);
+        assert_eq!(assignments.slots(2..6, 4..5), 1..3);
+        assert_eq!(assignments.slots(2..6, 1..2), 0..0);
     }
 }

@@ -1,68 +1,68 @@
-//! What was computed when: the laps of the clock, kept one by one.
+//! Records what was computed when: every span of the phase timer.
 
 use std::time::{Duration, Instant};
 
-use super::clock::Phase;
+use super::timer::Phase;
 
-/// A stretch of time in one phase.
+/// A span of time in one phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lap {
-    /// Since [`Laps::epoch`].
+pub struct PhaseSpan {
+    /// Since [`Timeline::epoch`].
     pub begin: Duration,
-    /// Since [`Laps::epoch`].
+    /// Since [`Timeline::epoch`].
     pub end: Duration,
-    /// Index in [`Laps::walks`].
-    pub walk: u32,
+    /// Index in [`Timeline::passes`].
+    pub pass: u32,
     /// What was done.
     pub phase: Phase,
     /// In which layer, if in one.
     pub layer: Option<u32>,
-    /// Of which expert: its id, and whether it was down, or gate and up.
+    /// Of which expert: its id, and whether it was the down projection.
     pub expert: Option<(u32, bool)>,
 }
 
-/// Tokens on their way through all layers.
+/// Tokens that went through all layers together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Walk {
-    /// Position of the first in the context.
+pub struct ForwardPass {
+    /// Position of the first token in its sequence.
     pub position: usize,
-    /// How many.
+    /// Number of tokens.
     pub tokens: usize,
 }
 
-/// All laps of a session, up to a number.
+/// The spans of a runner, up to a number.
 #[derive(Debug)]
-pub struct Laps {
-    /// When it began.
+pub struct Timeline {
+    /// When the recording began.
     pub epoch: Instant,
     /// In order.
-    pub laps: Vec<Lap>,
+    pub spans: Vec<PhaseSpan>,
     /// In order.
-    pub walks: Vec<Walk>,
-    /// Laps for which there was no room any more.
+    pub passes: Vec<ForwardPass>,
+    /// Spans beyond the capacity.
     pub lost: u64,
-    room: usize,
+    capacity: usize,
     layer: Option<u32>,
     expert: Option<(u32, bool)>,
 }
 
-impl Laps {
-    /// Room for that many laps. Its memory is touched only as it fills.
-    pub(super) fn new(room: usize) -> Laps {
-        Laps {
+impl Timeline {
+    /// A timeline of at most `capacity` spans. Its memory is touched only as it fills.
+    pub(super) fn new(capacity: usize) -> Timeline {
+        Timeline {
             epoch: Instant::now(),
-            laps: Vec::with_capacity(room),
-            walks: Vec::new(),
+            spans: Vec::with_capacity(capacity),
+            passes: Vec::new(),
             lost: 0,
-            room,
+            capacity,
             layer: None,
             expert: None,
         }
     }
 
     pub(super) fn pass(&mut self, position: usize, tokens: usize) {
-        if self.laps.len() < self.room {
-            self.walks.push(Walk { position, tokens });
+        if self.spans.len() < self.capacity {
+            self.passes.push(ForwardPass { position, tokens });
         }
     }
 
@@ -75,20 +75,20 @@ impl Laps {
     }
 
     pub(super) fn push(&mut self, phase: Phase, begin: Instant, end: Instant) {
-        /// Shorter ones are the clock itself.
+        /// Shorter spans measure the timer itself.
         const SHORTEST: Duration = Duration::from_nanos(500);
         let expert = self.expert.take();
         if end - begin < SHORTEST {
             return;
         }
-        if self.laps.len() == self.room {
+        if self.spans.len() == self.capacity {
             self.lost += 1;
             return;
         }
-        self.laps.push(Lap {
+        self.spans.push(PhaseSpan {
             begin: begin.saturating_duration_since(self.epoch),
             end: end.saturating_duration_since(self.epoch),
-            walk: self.walks.len().saturating_sub(1) as u32,
+            pass: self.passes.len().saturating_sub(1) as u32,
             phase,
             layer: match phase {
                 Phase::Embed | Phase::Head | Phase::Draft => None,

@@ -1,0 +1,500 @@
+//! Random mixes of sequences against solo runs: a row's bits never depend on what else a pass computes, or on how its sequence came to
+//! its tokens.
+//!
+//! `COLIBRI_MIXES=N` runs N cases a model instead of [`CASES`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use colibri_ring::{EngineKind, Options};
+use colibri_uring::model::{
+    LoadOptions, Logits, ModelError, Runner, RunnerOptions, Sequence, Step, Weights, swap_victim,
+};
+use colibri_uring::pool::Pool;
+use colibri_uring::stream::Lookahead;
+use colibri_uring::stream::slots::Budget;
+
+use crate::fixture::{Fixture, Solo, bits, fixture};
+
+/// Cases of each model.
+const CASES: usize = 40;
+
+/// The models: dense and sparse attention, packed and float experts, with a prediction layer and without.
+const MODELS: [(&str, bool); 8] = [
+    ("f32-smallest", false),
+    ("f32-no-indexer", false),
+    ("f16-long", false),
+    ("int4-grouped", false),
+    ("mtp-agrees", true),
+    ("mixed-mtp", true),
+    ("mtp-share", true),
+    ("mtp-container", true),
+];
+
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % n.max(1)
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}
+
+/// A text and the logits after each of its tokens.
+struct Text {
+    ids: Vec<u32>,
+    logits: Vec<Vec<u32>>,
+}
+
+/// A model, and texts that a solo run has computed.
+struct World {
+    fixture: Fixture,
+    weights: Arc<Weights>,
+    texts: Vec<Text>,
+}
+
+impl World {
+    fn new(name: &str, drafting: bool) -> World {
+        let fixture = match drafting {
+            true => fixture(name).drafting(),
+            false => fixture(name),
+        };
+        let weights = fixture.model_with(LoadOptions::default());
+        let vocab = fixture.config.vocab_size;
+        let mut rng = Rng(0x9E37_79B9_7F4A_7C15);
+        let pool = Arc::new(Pool::new(2));
+        let mut texts: Vec<Text> = Vec::new();
+        for i in 0..12 {
+            // Half of the texts begin like another one, cut anywhere.
+            let mut ids = match i % 2 == 1 {
+                true => {
+                    let other: &Text = &texts[rng.below(texts.len())];
+                    other.ids[..1 + rng.below(other.ids.len() - 1)].to_vec()
+                }
+                false => Vec::new(),
+            };
+            let len = ids.len() + 1 + rng.pick(&[0, 9, 70, 140]) + rng.below(40);
+            ids.extend((ids.len()..len.min(300)).map(|_| rng.below(vocab) as u32));
+            let mut solo = Solo::new(&weights, fixture.store(), &pool, RunnerOptions::default());
+            let mut logits = Vec::new();
+            solo.score(&ids, |_, row| logits.push(bits(row))).unwrap();
+            // The end is what the model says, so that drafts are accepted.
+            for _ in 0..20 {
+                let last: Vec<f32> = (logits[logits.len() - 1].iter())
+                    .map(|bits| f32::from_bits(*bits))
+                    .collect();
+                let id = colibri_uring::model::ops::argmax(&last).unwrap();
+                ids.push(id);
+                logits.push(bits(solo.decode(id).unwrap()));
+            }
+            texts.push(Text { ids, logits });
+        }
+        World {
+            fixture,
+            weights,
+            texts,
+        }
+    }
+
+    fn runner(&self, rng: &mut Rng, stop: &Arc<AtomicBool>, swap_dir: &Path) -> Runner {
+        let lookahead = rng.pick(&[Lookahead::Off, Lookahead::Auto, Lookahead::Experts(2)]);
+        let slots = rng.pick(&[0, 1, 4, usize::MAX]);
+        let engine = Options {
+            kind: rng.pick(&[EngineKind::Auto, EngineKind::Pread]),
+            ..Options::default()
+        };
+        let budget = Budget::SlotsPerLayer(slots);
+        let store = self.fixture.store_of(budget, lookahead, engine);
+        let options = RunnerOptions {
+            scratch_bytes: rng.pick(&[0, 20_000, 100_000, 16 << 20]),
+            slice: rng.pick(&[1, 3, 17, 64, usize::MAX]),
+            // From one page for each of a few sequences to enough for all.
+            kv_tokens: Some(64 * rng.pick(&[6, 8, 12, 200])),
+            swap_dir: Some(swap_dir.to_path_buf()),
+            stop: Some(Arc::clone(stop)),
+            ..RunnerOptions::default()
+        };
+        let pool = Pool::new(1 + rng.below(2));
+        Runner::new(Arc::clone(&self.weights), store, pool, options)
+    }
+}
+
+/// A sequence that follows a text.
+struct Follower<'w> {
+    text: &'w Text,
+    sequence: Sequence,
+}
+
+impl<'w> Follower<'w> {
+    fn new(world: &'w World, runner: &mut Runner, rng: &mut Rng) -> Follower<'w> {
+        let text = &world.texts[rng.below(world.texts.len())];
+        let mut sequence = runner.sequence();
+        if rng.one_in(3) {
+            sequence.stop_drafting();
+        }
+        let mut follower = Follower { text, sequence };
+        if !rng.one_in(4) {
+            follower.reuse(runner);
+        }
+        follower
+    }
+
+    /// Begins with what other sequences have computed.
+    fn reuse(&mut self, runner: &mut Runner) {
+        let ids = &self.text.ids;
+        let reused = runner.match_prefix(&mut self.sequence, ids).unwrap();
+        assert!(reused < ids.len());
+        assert_eq!(self.sequence.ids(), &ids[..reused]);
+    }
+
+    fn left(&self) -> usize {
+        self.text.ids.len() - self.sequence.len()
+    }
+
+    /// What a pass appends: a few tokens of the text, or one with drafts.
+    fn ids(&mut self, runner: &mut Runner, rng: &mut Rng) -> (Vec<u32>, Logits) {
+        let at = self.sequence.len();
+        if self.sequence.can_draft() && rng.one_in(2) {
+            let id = self.text.ids[at];
+            let room = 4000 - at;
+            let n = (1 + rng.below(4)).min(room);
+            let drafts = runner.draft(&mut self.sequence, id, n).unwrap();
+            return ([vec![id], drafts].concat(), Logits::All);
+        }
+        let most = rng.pick(&[1, 1, 5, 70, 200]);
+        let n = (1 + rng.below(most)).min(self.left());
+        let logits = rng.pick(&[Logits::None, Logits::Last, Logits::Last, Logits::All]);
+        (self.text.ids[at..at + n].to_vec(), logits)
+    }
+
+    /// Compares the logits of the tokens from `at` on, of which `ids` were appended, and takes back what is not the text's.
+    fn check(&mut self, at: usize, ids: &[u32], logits: &[f32], which: Logits, vocab: usize) {
+        let same = ids.iter().zip(&self.text.ids[at..]);
+        let right = same.take_while(|(a, b)| a == b).count();
+        assert!(right > 0);
+        let rows: Vec<usize> = match which {
+            Logits::None => vec![],
+            Logits::Last => vec![ids.len() - 1],
+            Logits::All => (0..right).collect(),
+        };
+        assert_eq!(logits.len() % vocab, 0);
+        for (row, i) in rows.into_iter().enumerate() {
+            let found = bits(&logits[row * vocab..][..vocab]);
+            assert!(found == self.text.logits[at + i], "position {}", at + i);
+        }
+        self.sequence.truncate(at + right);
+    }
+}
+
+/// One pass of some of the followers.
+fn pass(runner: &mut Runner, followers: &mut [Follower], stop: &AtomicBool, rng: &mut Rng) {
+    let vocab = runner.weights().config().vocab_size;
+    let mut chosen: Vec<(usize, &mut Follower, Vec<u32>, Logits)> = Vec::new();
+    for follower in followers {
+        let resident = !follower.sequence.is_swapped() && follower.left() > 0;
+        if resident && !rng.one_in(3) {
+            let (ids, logits) = follower.ids(runner, rng);
+            chosen.push((follower.sequence.len(), follower, ids, logits));
+        }
+    }
+    if chosen.is_empty() {
+        return;
+    }
+    let mut steps: Vec<Step> = (chosen.iter_mut())
+        .map(|(_, follower, ids, logits)| Step {
+            sequence: &mut follower.sequence,
+            ids,
+            logits: *logits,
+        })
+        .collect();
+    let stopped = rng.one_in(12);
+    stop.store(stopped, Ordering::Relaxed);
+    let result = runner.forward(&mut steps);
+    stop.store(false, Ordering::Relaxed);
+    let failed = match result {
+        Ok(logits) => {
+            let all: Vec<Vec<f32>> = (0..chosen.len()).map(|i| logits.of(i).to_vec()).collect();
+            for ((at, follower, ids, which), logits) in chosen.into_iter().zip(all) {
+                assert_eq!(follower.sequence.len(), at + ids.len());
+                follower.check(at, &ids, &logits, which, vocab);
+            }
+            return;
+        }
+        Err(error) => error,
+    };
+    match failed {
+        ModelError::Stopped => assert!(stopped),
+        ModelError::OutOfPages { needed, free } => assert!(needed > 0, "{needed} of {free}"),
+        error => panic!("{error}"),
+    }
+    for (at, follower, ids, _) in chosen {
+        let more = follower.sequence.len() - at;
+        assert_eq!(follower.sequence.ids()[at..], ids[..more]);
+        if matches!(failed, ModelError::OutOfPages { .. }) {
+            assert_eq!(more, 0);
+        }
+        // Drafts may be among the tokens of complete slices.
+        let same = ids[..more].iter().zip(&follower.text.ids[at..]);
+        let right = same.take_while(|(a, b)| a == b).count();
+        follower.sequence.truncate(at + right);
+    }
+}
+
+/// Frees pages as a scheduler would, and brings sequences back.
+fn schedule(runner: &mut Runner, followers: &mut [Follower], rng: &mut Rng) {
+    if runner.free_pages() < 4 || rng.one_in(6) {
+        let victim = swap_victim(followers.iter().map(|follower| &follower.sequence));
+        if let Some(victim) = victim {
+            let sequence = &mut followers[victim].sequence;
+            let (len, free) = (sequence.len(), runner.free_pages());
+            runner.swap_out(sequence).unwrap();
+            assert!(sequence.is_swapped() && sequence.len() == len);
+            assert!(runner.free_pages() >= free);
+            if len > 0 {
+                let again = runner.decode(sequence, 0).unwrap_err();
+                assert!(matches!(again, ModelError::SwappedOut), "{again}");
+            }
+        }
+    }
+    for follower in followers {
+        let sequence = &mut follower.sequence;
+        if sequence.is_swapped() {
+            if rng.one_in(4) {
+                sequence.truncate(rng.below(sequence.len() + 1));
+            }
+            if rng.one_in(2) {
+                match runner.swap_in(sequence) {
+                    Ok(()) => assert!(!sequence.is_swapped()),
+                    Err(ModelError::OutOfPages { .. }) => assert!(sequence.is_swapped()),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+}
+
+fn case(world: &World, seed: u64) {
+    let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    rng.below(1);
+    let (stop, dir) = (
+        Arc::new(AtomicBool::new(false)),
+        tempfile::tempdir().unwrap(),
+    );
+    let mut runner = world.runner(&mut rng, &stop, dir.path());
+    let mut followers: Vec<Follower> = (0..1 + rng.below(16))
+        .map(|_| Follower::new(world, &mut runner, &mut rng))
+        .collect();
+    for _ in 0..12 {
+        pass(&mut runner, &mut followers, &stop, &mut rng);
+        schedule(&mut runner, &mut followers, &mut rng);
+        let at = rng.below(followers.len());
+        let follower = &mut followers[at];
+        let resident = !follower.sequence.is_swapped();
+        match rng.below(6) {
+            0 => {
+                let keep = rng.below(follower.sequence.len() + 1);
+                follower.sequence.truncate(keep);
+            }
+            1 if resident => runner.publish(&mut follower.sequence).unwrap(),
+            2 if resident => follower.reuse(&mut runner),
+            3 => *follower = Follower::new(world, &mut runner, &mut rng),
+            _ => {}
+        }
+    }
+    // What is not swapped out in the end goes on alone.
+    for follower in followers.iter_mut().filter(|f| !f.sequence.is_swapped()) {
+        if let Some(id) = follower.text.ids.get(follower.sequence.len()).copied() {
+            let at = follower.sequence.len();
+            match runner.decode(&mut follower.sequence, id) {
+                Ok(logits) => assert!(bits(logits) == follower.text.logits[at]),
+                Err(error) => assert!(matches!(error, ModelError::OutOfPages { .. }), "{error}"),
+            }
+        }
+    }
+    drop(followers);
+    assert_eq!(
+        dir.path().read_dir().unwrap().count(),
+        0,
+        "swap files have no names"
+    );
+    assert_eq!(runner.free_pages(), runner.pages(), "no page is lost");
+}
+
+#[test]
+fn every_mix_equals_solo_runs() {
+    let cases = std::env::var("COLIBRI_MIXES").map_or(CASES, |n| n.parse().unwrap());
+    for (name, drafting) in MODELS {
+        let world = World::new(name, drafting);
+        for seed in 0..cases as u64 {
+            println!("{name} {seed}");
+            case(&world, seed + 1);
+        }
+    }
+}
+
+/// Experts that a pass has demanded: its union over all layers.
+fn demanded(runner: &Runner) -> u64 {
+    let stats = runner.store().stats();
+    stats.hits + stats.misses
+}
+
+#[test]
+fn sequences_that_decode_together_read_the_union_of_their_experts_once() {
+    let fixture = fixture("f16-long");
+    let weights = fixture.model();
+    let prompts: Vec<Vec<u32>> = (0..4u32).map(|i| vec![3 + i, 50 + 7 * i, 9]).collect();
+    for n in [1, 2, 4] {
+        let engine = Options::default();
+        let store = fixture.store_of(Budget::SlotsPerLayer(0), Lookahead::Off, engine);
+        let mut runner = Runner::new(
+            Arc::clone(&weights),
+            store,
+            Pool::new(2),
+            RunnerOptions::default(),
+        );
+        let mut sequences: Vec<Sequence> = (0..n).map(|_| runner.sequence()).collect();
+        let mut alone = 0;
+        let layers: Vec<usize> = fixture.config.sparse_layers().collect();
+        let experts = fixture.config.n_routed_experts as u32;
+        let mut union = std::collections::BTreeSet::new();
+        for (sequence, prompt) in sequences.iter_mut().zip(&prompts) {
+            runner.prefill(sequence, prompt).unwrap();
+            // What the next token uses when it is decoded alone.
+            let counts = |runner: &Runner| -> Vec<f32> {
+                let usage = runner.store().usage();
+                let keys = layers.iter().flat_map(|l| (0..experts).map(|e| (*l, e)));
+                keys.map(|(layer, expert)| usage.count(layer, expert))
+                    .collect()
+            };
+            let (before, demands) = (counts(&runner), demanded(&runner));
+            runner.decode(sequence, 11).unwrap();
+            alone += demanded(&runner) - demands;
+            let after = counts(&runner);
+            // Counts only fall by age.
+            let used = before
+                .iter()
+                .zip(&after)
+                .enumerate()
+                .filter(|(_, (b, a))| a > b);
+            union.extend(used.map(|(key, _)| key));
+            sequence.truncate(prompt.len());
+        }
+        let before = demanded(&runner);
+        let bytes = runner.store_mut().read_stats().unwrap().bytes();
+        let mut steps: Vec<Step> = (sequences.iter_mut())
+            .map(|sequence| Step {
+                sequence,
+                ids: &[11],
+                logits: Logits::Last,
+            })
+            .collect();
+        runner.forward(&mut steps).unwrap();
+        let together = demanded(&runner) - before;
+        assert_eq!(together, union.len() as u64, "{n} sequences");
+        assert!(n == 1 || together < alone, "{together} of {alone}");
+        // Nothing is kept between layers, so every demand is one read.
+        let read = runner.store_mut().read_stats().unwrap().bytes() - bytes;
+        assert!(read > 0);
+        println!("{n} sequences: {together} experts of {alone}, {read} bytes");
+    }
+}
+
+#[test]
+fn equal_prompts_compute_their_common_beginning_once() {
+    for (name, drafting) in [("f16-long", false), ("mtp-agrees", true)] {
+        let world = World::new(name, drafting);
+        let vocab = world.fixture.config.vocab_size;
+        let mut prompt: Vec<u32> = (0..150).map(|i| (i * i % 83 % vocab) as u32).collect();
+        prompt.push(5);
+        let pool = Pool::new(2);
+        let options = RunnerOptions::default();
+        let mut runner = Runner::new(world.weights, world.fixture.store(), pool, options);
+        let mut first = runner.sequence();
+        assert_eq!(runner.match_prefix(&mut first, &prompt).unwrap(), 0);
+        let expected = bits(runner.prefill(&mut first, &prompt).unwrap());
+        runner.publish(&mut first).unwrap();
+        let pages = runner.free_pages();
+        for i in 0..15 {
+            let mut sequence = runner.sequence();
+            let before = runner.stats().tokens;
+            let reused = runner.match_prefix(&mut sequence, &prompt).unwrap();
+            let logits = bits(runner.prefill(&mut sequence, &prompt[reused..]).unwrap());
+            assert!(logits == expected, "{name} {i}");
+            let computed = runner.stats().tokens - before;
+            assert!(computed <= 2, "{name} {i}: {computed} tokens");
+        }
+        // Each had a copy of the last page, and only while it lived.
+        assert_eq!(runner.free_pages(), pages);
+    }
+}
+
+#[test]
+fn a_runner_moves_between_threads_in_the_middle_of_a_text() {
+    let world = World::new("mixed-mtp", true);
+    let text = &world.texts[0];
+    let options = RunnerOptions::default();
+    let mut runner = Runner::new(
+        Arc::clone(&world.weights),
+        world.fixture.store(),
+        Pool::new(2),
+        options,
+    );
+    let mut sequence = runner.sequence();
+    for (at, id) in text.ids.iter().enumerate().take(8) {
+        (runner, sequence) = std::thread::scope(|scope| {
+            let decoded = scope.spawn(move || {
+                let logits = bits(runner.decode(&mut sequence, *id).unwrap());
+                (runner, sequence, logits)
+            });
+            let (runner, sequence, logits) = decoded.join().unwrap();
+            assert!(logits == text.logits[at]);
+            (runner, sequence)
+        });
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_of_one_sequence() {
+    let world = World::new("f32-smallest", false);
+    let options = RunnerOptions {
+        swap_dir: Some("/dev/null/no-such-directory".into()),
+        ..RunnerOptions::default()
+    };
+    let store = world.fixture.store();
+    let mut runner = Runner::new(Arc::clone(&world.weights), store, Pool::new(1), options);
+    let text = &world.texts[0];
+    let mut sequence = runner.sequence();
+    runner.prefill(&mut sequence, &text.ids[..1]).unwrap();
+    let error = runner.swap_out(&mut sequence).unwrap_err();
+    assert!(
+        error.to_string().contains("/dev/null/no-such-directory"),
+        "{error}"
+    );
+    let logits = bits(runner.decode(&mut sequence, text.ids[1]).unwrap());
+    assert!(logits == text.logits[1]);
+}
+
+#[test]
+fn a_sequence_is_of_one_runner() {
+    let world = World::new("f32-smallest", false);
+    let runner = || {
+        let (weights, options) = (Arc::clone(&world.weights), RunnerOptions::default());
+        Runner::new(weights, world.fixture.store(), Pool::new(1), options)
+    };
+    let (mut one, mut other) = (runner(), runner());
+    let mut sequence = one.sequence();
+    let error = other.decode(&mut sequence, 1).unwrap_err();
+    assert!(matches!(error, ModelError::ForeignSequence), "{error}");
+    one.decode(&mut sequence, 1).unwrap();
+}
