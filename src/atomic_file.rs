@@ -1,39 +1,60 @@
-//! Files that get their names when they are complete. Nobody has given or knows the names that they have before, so no error has those.
+//! Creates files atomically: temporary name, content, fsync, rename, fsync of the directory. Errors never show a temporary name.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use tempfile::{Builder, NamedTempFile};
 
-/// Those that may not have got their names yet.
+/// Temporary names that may still exist.
 static BEGUN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Begins a file in the directory of `path`, the name that it is to have.
+/// Creates a temporary file in the directory of `path`, to be renamed to `path`.
 ///
 /// # Errors
-/// A directory that is not there, or in which nothing can be made.
+/// A directory that is missing or read-only.
 pub fn beside(path: &Path, builder: &Builder) -> io::Result<NamedTempFile> {
     let dir = directory(path);
-    // Before it is made: nothing comes between that and its being known.
+    // Locked before the file exists, so that `remove_all` cannot miss it.
     let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
     let made = builder.tempfile_in(dir);
-    // The library's error has the name in its text. What is left of it is its kind.
+    // The library's error has the temporary name in its text; its kind has not.
     let made = made.map_err(|error| fs::metadata(dir).err().unwrap_or(error.kind().into()))?;
     begun.retain(|path| fs::symlink_metadata(path).is_ok());
     begun.push(made.path().to_owned());
     Ok(made)
 }
 
-/// Removes those that have not got their names, and lets nobody begin another one: to be called where the process ends without dropping them.
+/// Writes `bytes` to `path`, replacing a file of that name. `builder` decides the temporary name and the permissions. Of two writers at
+/// once, the last one wins.
+///
+/// # Errors
+/// Those of [`beside`], and a file system that fails or is full.
+pub fn write(path: &Path, builder: &Builder, bytes: &[u8]) -> io::Result<()> {
+    let mut temp = beside(path, builder)?;
+    temp.write_all(bytes)?;
+    temp.as_file().sync_all()?;
+    temp.persist(path)?;
+    Ok(())
+}
+
+/// Makes a rename to `path` durable: syncs its directory.
+///
+/// # Errors
+/// A directory that cannot be opened or synced.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
+    fs::File::open(directory(path))?.sync_all()
+}
+
+/// Removes all temporary files, and blocks the creation of others. For a process that ends without dropping them.
 pub fn remove_all() {
     let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
     for path in begun.drain(..) {
-        // Gone already if it has got its name, or was dropped.
+        // Fails where the file was renamed or dropped.
         let _ = fs::remove_file(path);
     }
-    // Whoever begins a file now waits for the end of the process.
+    // Later calls of `beside` wait for the lock until the process ends.
     std::mem::forget(begun);
 }
 

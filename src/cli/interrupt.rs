@@ -69,7 +69,19 @@ pub fn install() -> io::Result<Arc<AtomicBool>> {
     // In this order: whoever sees that signals are caught can rely on the flag.
     INTERRUPTS.idle.store(false, Ordering::SeqCst);
     tidy_at_end()?;
-    Ok(INTERRUPTS.asked.clone())
+    Ok(stop_flag())
+}
+
+/// The flag that [`install`] returns.
+pub fn stop_flag() -> Arc<AtomicBool> {
+    INTERRUPTS.asked.clone()
+}
+
+/// Ends [`Loading`]: from now on a signal asks to stop.
+pub fn loaded() {
+    // In this order: a signal in between would end the process without a word.
+    INTERRUPTS.idle.store(false, Ordering::SeqCst);
+    LOADING.store(false, Ordering::SeqCst);
 }
 
 impl Interrupts {

@@ -9,9 +9,7 @@ use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 mod args;
 mod commands;
 mod interrupt;
-mod open;
 mod output;
-mod writing;
 
 use args::{WrongUsage, environment};
 use commands::{

@@ -1,8 +1,7 @@
-//! A conversation: from messages to the token ids that a model continues, and how many of them it has seen already.
+//! Turns the messages of a conversation into token ids, and counts how many of them a sequence already holds.
 //!
-//! [`Conversation`] never touches a model. Whoever runs one asks for a [`Turn`], cuts the model's context to `turn.reused`
-//! tokens, feeds it `turn.rest()`, and tells what was generated. What the context holds may also come from elsewhere, like a saved
-//! one: [`Conversation::hold`].
+//! [`Conversation`] never touches a model. The caller asks for a [`Turn`], truncates the sequence to `turn.reused` tokens, feeds it
+//! `turn.rest()`, and passes back the generated tokens. A sequence restored from a file is announced by [`Conversation::hold`].
 
 use serde::{Deserialize, Serialize};
 
@@ -15,16 +14,16 @@ mod tests;
 
 use guard::Guard;
 
-/// Why a message cannot be answered. The conversation is as it was before the message.
+/// Why a message cannot be answered. The message is not added.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
-    /// The template does not take the messages.
+    /// The template refuses the messages.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// The tokenizer does not take the text.
+    /// The tokenizer fails on the text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// There is no room for an answer.
+    /// The context has no room for an answer.
     #[error(
         "the context is full: with this message the conversation has {tokens} tokens, and {context} fit, the answer included"
     )]
@@ -39,39 +38,39 @@ pub enum ChatError {
 /// How messages become text.
 #[derive(Clone, Debug)]
 pub enum Format {
-    /// As the model's template says.
+    /// By the model's chat template.
     Template(Box<ChatTemplate>),
-    /// One text: messages and continuations, each message on a line of its own.
+    /// As one text, each message on its own line.
     Raw,
 }
 
-/// What the model is to continue.
+/// A conversation up to the message that is to be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// The ids of the whole conversation, at least one.
     pub ids: Vec<u32>,
-    /// How many of the first ids the context holds already; fewer than there are.
+    /// How many of the first ids the sequence already holds; fewer than all.
     pub reused: usize,
 }
 
 impl Turn {
-    /// What is to be fed: at least one id.
+    /// The ids to feed: at least one.
     pub fn rest(&self) -> &[u32] {
         &self.ids[self.reused..]
     }
 }
 
-/// A text and its ids, which need not be the ones that the tokenizer would give: a model may spell as it likes.
+/// A text and its ids. A model may spell a text with other ids than the tokenizer.
 #[derive(Clone, Debug, Default)]
 struct Spelled {
     text: String,
     ids: Vec<u32>,
 }
 
-/// A conversation as it is kept for another process, beside the ids of its text.
+/// A conversation as it is saved, next to the ids of its text.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Record {
-    /// Whether there was no template.
+    /// Whether the format is [`Format::Raw`].
     raw: bool,
     messages: Vec<Message>,
     /// The text up to the end of the last answer, and how many ids it has.
@@ -79,25 +78,25 @@ pub struct Record {
     tokens: usize,
 }
 
-/// Messages, and what of them a model's context holds.
+/// Messages, and the ids that a sequence holds of them.
 #[derive(Debug)]
 pub struct Conversation<'a> {
     tokenizer: &'a Tokenizer,
     format: Format,
     guard: Guard,
-    /// The system message, if there is one, stays when all others are forgotten.
+    /// Survives [`Conversation::reset`].
     system: Option<String>,
     messages: Vec<Message>,
     /// The text up to the end of the last answer.
     spelled: Spelled,
-    /// The ids that the context holds.
+    /// The ids that the sequence holds.
     held: Vec<u32>,
-    /// The text of the turn that is being answered.
+    /// The text of the turn being answered.
     asked: String,
 }
 
 impl<'a> Conversation<'a> {
-    /// A conversation without messages but, possibly, that of the system. In raw format that one is the beginning of the text.
+    /// A conversation that begins with a system message, if one is given. In raw format it is the beginning of the text.
     pub fn new(
         tokenizer: &'a Tokenizer,
         format: Format,
@@ -117,7 +116,7 @@ impl<'a> Conversation<'a> {
         conversation
     }
 
-    /// Forgets all messages but the system's. What the context holds is not forgotten: the beginning can be used again.
+    /// Forgets all messages but the system's. The ids that the sequence holds stay known, so that an equal beginning is reused.
     pub fn reset(&mut self) {
         let system = self.system.as_deref().filter(|text| !text.is_empty());
         self.messages = (system
@@ -132,12 +131,12 @@ impl<'a> Conversation<'a> {
         &self.messages
     }
 
-    /// The ids that the context holds, as far as this conversation knows.
+    /// The ids that the sequence holds.
     pub fn held(&self) -> &[u32] {
         &self.held
     }
 
-    /// The context holds these ids.
+    /// Announces that the sequence holds these ids.
     pub fn hold(&mut self, ids: Vec<u32>) {
         self.held = ids;
     }
@@ -147,7 +146,7 @@ impl<'a> Conversation<'a> {
         &self.spelled.ids
     }
 
-    /// What has to be kept with [`Conversation::ids`], so that [`Conversation::resume`] can go on.
+    /// What has to be saved with [`Conversation::ids`] for [`Conversation::resume`].
     pub fn record(&self) -> Record {
         Record {
             raw: matches!(self.format, Format::Raw),
@@ -157,8 +156,8 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// Goes on with a conversation whose text had these ids, and says whether that is possible: it is not for one of another
-    /// format, of another system message than this one has, or with fewer ids than it had. This one is then as before.
+    /// Continues a saved conversation whose text had these ids. Returns false, and changes nothing, when its format or system message
+    /// differs, or ids are missing.
     pub fn resume(&mut self, record: Record, ids: &[u32]) -> bool {
         let first = record.messages.first();
         let system = first.filter(|message| message.role == Role::System);
@@ -181,8 +180,7 @@ impl<'a> Conversation<'a> {
         true
     }
 
-    /// Adds a message of the person, which is to be answered or withdrawn before the next one. `context` is the number of tokens
-    /// that fit.
+    /// Adds a message of the user, to be answered or withdrawn before the next one. The context has room for `context` tokens.
     ///
     /// # Errors
     /// [`ChatError`]; then the message is not added.
@@ -217,12 +215,12 @@ impl<'a> Conversation<'a> {
             return Err(ChatError::Full { tokens, context });
         }
         let same = self.held.iter().zip(&ids).take_while(|(a, b)| a == b);
-        // The last id is fed in any case: it gives the logits of the next.
+        // The last id is always fed: the logits after it choose the next.
         let reused = same.count().min(ids.len() - 1);
         Ok(Turn { ids, reused })
     }
 
-    /// The ids of the text that is asked. Where it goes on from the last answer, they go on from those of the last answer.
+    /// The ids of `asked`. The part up to the last answer keeps the ids that the model chose.
     fn spell(&self) -> Result<Vec<u32>, TokenizerError> {
         let known = Some(&self.spelled).filter(|known| self.asked.starts_with(&known.text));
         let (mut ids, new) = match known {
@@ -249,8 +247,7 @@ impl<'a> Conversation<'a> {
         Ok(ids)
     }
 
-    /// The model answered with `generated` (without a stop token), and its context holds the first `held` ids of the turn and of
-    /// these together.
+    /// Adds the answer `generated` (without a stop token). The sequence holds the first `held` ids of the turn and the answer together.
     ///
     /// # Errors
     /// [`TokenizerError::Decode`].
@@ -273,7 +270,7 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    /// Nothing was generated: the last message is taken back. The context holds the first `held` ids of the turn.
+    /// Takes the last message back, because nothing was generated. The sequence holds the first `held` ids of the turn.
     pub fn withdraw(&mut self, turn: Turn, held: usize) {
         self.messages.pop();
         self.held = turn.ids;

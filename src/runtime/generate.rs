@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::sample::{SampleError, Sampler, Sampling};
-use crate::model::draft::{DraftStats, Drafter, Mode};
+use crate::model::draft::{DraftStats, Drafter};
 use crate::model::{ModelError, Runner, Sequence};
+use crate::runtime::sample::{SampleError, Sampler};
+use crate::runtime::tokenizer::TokenizerError;
 
 /// Why no more tokens follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +70,9 @@ pub enum GenerateError {
     /// No token could be drawn from them.
     #[error(transparent)]
     Sample(#[from] SampleError),
+    /// The tokenizer cannot be loaded, or fails on a token.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
 }
 
 /// A sequence of a runner, fed with drafts.
@@ -203,38 +207,10 @@ impl<F: Feed> Iterator for Generation<'_, F> {
     }
 }
 
-impl Runner {
-    /// The text that follows `prompt` in `sequence`, up to `max` tokens. Ends after a stop token of the model.
-    pub fn generate<'a>(
-        &'a mut self,
-        sequence: &'a mut Sequence,
-        prompt: &'a [u32],
-        sampling: &Sampling,
-        max: usize,
-    ) -> Generation<'a, SequenceFeed<'a>> {
-        let mut sampler = Sampler::new(*sampling);
-        sampler.observe(sequence.ids());
-        sampler.observe(prompt);
-        let stop = self.weights().config().eos_token_ids.clone();
-        let limit = (sequence.len() + prompt.len()).saturating_add(max);
-        let drafter = Drafter::new(sequence, Mode::Auto, limit.saturating_sub(1));
-        let feed = SequenceFeed {
-            runner: self,
-            sequence,
-            drafter,
-        };
-        let source = Source::Sample {
-            sampler: Box::new(sampler),
-            max,
-            stop,
-        };
-        Generation::new(feed, prompt, source)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::sample::Sampling;
 
     /// A model that counts: after id i comes i + 1. Remembers what it was fed, and is interrupted at a given call.
     struct Counting {

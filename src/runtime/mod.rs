@@ -2,9 +2,18 @@
 
 pub mod chat;
 pub mod demo;
+mod error;
 pub mod generate;
 pub mod kv_file;
+mod open;
+mod options;
 pub mod plan;
 pub mod sample;
 pub mod template;
+mod text_runner;
 pub mod tokenizer;
+
+pub use error::OpenError;
+pub use open::{Model, Source};
+pub use options::{LoadProgress, LoadStage, ModelOptions, RunOptions};
+pub use text_runner::{TextGeneration, TextRunner, Token};

@@ -1,4 +1,4 @@
-//! How much memory there is, and how many expert slabs fit into it.
+//! Plans memory: the number of expert slabs that fit next to everything else.
 
 use bytesize::ByteSize;
 
@@ -16,7 +16,7 @@ pub struct MemoryBreakdown {
     pub dense: u64,
     /// KV cache (with indexer keys) of the whole context.
     pub kv: u64,
-    /// Activations of the tokens that are computed at once, logits.
+    /// Activations of the tokens that are computed at once, and logits.
     pub scratch: u64,
     /// Attention scores of every thread.
     pub scores: u64,
@@ -24,14 +24,14 @@ pub struct MemoryBreakdown {
     pub drafts: u64,
     /// The tensor index.
     pub index: u64,
-    /// The program itself, its stacks, the queues of the ring, buffers in which experts are rounded.
+    /// The program, its stacks, the queues of the ring, buffers in which experts are rounded.
     pub program: u64,
-    /// What is recorded for a trace or a report.
+    /// The record for a trace or a report.
     pub record: u64,
 }
 
 impl MemoryBreakdown {
-    /// All of it.
+    /// The sum of all terms.
     pub fn sum(&self) -> u64 {
         [
             self.dense,
@@ -59,47 +59,47 @@ pub struct Experts<'a> {
     pub top_k: usize,
 }
 
-/// What the user asked for.
+/// Limits given by the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryOverrides {
-    /// Budget in bytes for everything; otherwise what is available.
+    /// Budget in bytes for everything; `None` for what is available.
     pub ram: Option<u64>,
-    /// Slabs for each MoE layer; 0 is the minimum in all, `None` as many as fit.
+    /// Slabs for each sparse layer; 0 is the minimum over all layers, `None` as many as fit.
     pub cache_slots: Option<u64>,
 }
 
 /// A plan that fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// What is needed besides slabs.
+    /// Everything except slabs.
     pub needs: MemoryBreakdown,
     /// The expert slabs.
     pub slots: Slots,
     /// Bytes of everything, slabs included.
     pub total: u64,
-    /// Bytes that were allowed.
+    /// Allowed bytes.
     pub budget: u64,
 }
 
-/// Why there is no plan.
+/// Why memory cannot be planned.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// What is wanted is more than the budget.
+    /// The needs exceed the budget.
     #[error(
         "the model does not fit into {}: it needs {}: {}; {advice}",
         size(*budget), size(needs.sum().saturating_add(*slabs)), terms(needs, *slabs)
     )]
     DoesNotFit {
-        /// The other terms.
+        /// Everything except slabs.
         needs: MemoryBreakdown,
-        /// Bytes of the slabs that were wanted at least.
+        /// Bytes of the requested slabs, or of the fewest.
         slabs: u64,
-        /// Bytes that were allowed.
+        /// Allowed bytes.
         budget: u64,
-        /// What can be done.
+        /// What to do.
         advice: String,
     },
-    /// It is not known how much memory is available, and no budget was given.
+    /// The available memory is unknown, and no budget is given.
     #[error("{0}; give --ram")]
     Unknown(MemoryError),
 }
@@ -108,7 +108,7 @@ fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()
 }
 
-/// What is needed, the largest part first.
+/// The terms, the largest first.
 fn terms(needs: &MemoryBreakdown, slabs: u64) -> String {
     let mut terms = [
         (needs.dense, "resident weights"),
@@ -129,15 +129,15 @@ fn terms(needs: &MemoryBreakdown, slabs: u64) -> String {
     terms.join(", ")
 }
 
-/// What of a budget a record of what happens when may take at most: one part of so many.
+/// The record takes at most this fraction of the budget: one part of so many.
 const RECORD_SHARE: u64 = 16;
 
-/// What can be done where `needs` and `slabs` are more than `budget`, of which at least `fewest` bytes would be slabs.
+/// What to do when `needs` and `slabs` exceed `budget`. `fewest` is the minimum of slab bytes.
 fn advice(
     needs: &MemoryBreakdown,
     slabs: u64,
     fewest: u64,
-    wish: MemoryOverrides,
+    overrides: MemoryOverrides,
     budget: u64,
 ) -> String {
     let total = needs.sum().saturating_add(slabs);
@@ -146,7 +146,7 @@ fn advice(
         0 => total,
         record => (total - record).saturating_mul(RECORD_SHARE) / (RECORD_SHARE - 1) + 1,
     };
-    let mut advice = match (wish.cache_slots, wish.ram) {
+    let mut advice = match (overrides.cache_slots, overrides.ram) {
         _ if fewest < slabs && needs.sum().saturating_add(fewest) <= budget => {
             "lower --cache-slots".to_owned()
         }
@@ -159,20 +159,19 @@ fn advice(
     advice
 }
 
-/// Works out the slabs: what the wish says if it fits, otherwise as many as fit. `available` is what the
-/// machine has to spare, in bytes.
+/// Decides the slabs: the requested number, or as many as fit into `available` bytes.
 ///
 /// # Errors
-/// [`PlanError::DoesNotFit`] with every number when the wished slabs, or top_k + 1 of them, do not fit.
+/// [`PlanError::DoesNotFit`] with every number when the requested slabs, or top_k + 1 of them, do not fit.
 pub fn plan(
     needs: &MemoryBreakdown,
     experts: Experts,
-    wish: MemoryOverrides,
+    overrides: MemoryOverrides,
     available: u64,
 ) -> Result<Plan, PlanError> {
-    let budget = wish.ram.unwrap_or(available);
+    let budget = overrides.ram.unwrap_or(available);
     let room = budget.saturating_sub(needs.sum());
-    let wanted = match wish.cache_slots {
+    let wanted = match overrides.cache_slots {
         Some(n) => Budget::SlotsPerLayer(usize::try_from(n).unwrap_or(usize::MAX)),
         None => Budget::Bytes(room),
     };
@@ -190,7 +189,7 @@ pub fn plan(
             needs: *needs,
             slabs,
             budget,
-            advice: advice(needs, slabs, fewest, wish, budget),
+            advice: advice(needs, slabs, fewest, overrides, budget),
         }
     };
     let slots = slots(wanted).map_err(|too_small| refused(too_small.needed))?;
@@ -235,22 +234,22 @@ mod tests {
 
     #[test]
     fn the_rest_of_the_budget_becomes_slabs() {
-        let wish = MemoryOverrides {
+        let overrides = MemoryOverrides {
             ram: Some(24 * GIB),
             ..MemoryOverrides::default()
         };
-        let plan = plan(&needs(), EXPERTS, wish, 0).unwrap();
+        let plan = plan(&needs(), EXPERTS, overrides, 0).unwrap();
         assert!(plan.total <= 24 * GIB && plan.total + 22 * MIB > 24 * GIB);
     }
 
     #[test]
     fn slots_are_per_layer_and_zero_is_the_minimum() {
         let slabs = |slots| {
-            let wish = MemoryOverrides {
+            let overrides = MemoryOverrides {
                 cache_slots: Some(slots),
                 ram: None,
             };
-            let plan = plan(&needs(), EXPERTS, wish, u64::MAX).unwrap();
+            let plan = plan(&needs(), EXPERTS, overrides, u64::MAX).unwrap();
             plan.slots.classes[0].count
         };
         assert_eq!(slabs(0), 9);
@@ -274,18 +273,22 @@ mod tests {
         ] {
             assert!(error.contains(part), "{part} is not in: {error}");
         }
-        let wish = MemoryOverrides {
+        let overrides = MemoryOverrides {
             ram: Some(24 * GIB),
             cache_slots: Some(256),
         };
-        let error = plan(&needs(), EXPERTS, wish, 0).unwrap_err().to_string();
+        let error = plan(&needs(), EXPERTS, overrides, 0)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("lower --cache-slots"), "{error}");
         // The fewest slabs do not fit either.
-        let wish = MemoryOverrides {
+        let overrides = MemoryOverrides {
             ram: Some(8 * GIB),
-            ..wish
+            ..overrides
         };
-        let error = plan(&needs(), EXPERTS, wish, 0).unwrap_err().to_string();
+        let error = plan(&needs(), EXPERTS, overrides, 0)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("raise --ram to "), "{error}");
     }
 

@@ -1,6 +1,6 @@
-//! Choosing the next token from logits.
+//! Chooses the next token from logits.
 //!
-//! In this order: repetition penalty, temperature, top-k, top-p, min-p. Each later one sees what the earlier ones left.
+//! The filters apply in this order: repetition penalty, temperature, top-k, top-p, min-p.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -18,15 +18,15 @@ mod tests;
 pub struct Sampling {
     /// Logits are divided by it. 0 is greedy: the largest logit, ties to the lowest id.
     pub temperature: f32,
-    /// Only the likeliest tokens whose probabilities reach this sum are drawn from; 1 is all.
+    /// Keeps the most likely tokens until their probabilities reach this sum; 1 keeps all.
     pub top_p: f32,
-    /// Only this many of the likeliest tokens are drawn from; 0 is all.
+    /// Keeps this many of the most likely tokens; 0 keeps all.
     pub top_k: usize,
-    /// Only tokens at least this share as likely as the likeliest are drawn from; 0 is all.
+    /// Keeps tokens with probability >= this factor times the most likely token's; 0 keeps all.
     pub min_p: f32,
-    /// Positive logits of tokens that were there already are divided by it, others multiplied; 1 changes nothing. Above 0.
+    /// Divides positive logits of recent tokens, and multiplies negative ones; 1 changes nothing. Above 0.
     pub repetition_penalty: f32,
-    /// How many of the last tokens, prompt included, count as being there already; 0 is all.
+    /// Last tokens, prompt included, that count as recent; 0 is all.
     pub repetition_window: usize,
     /// The same seed draws the same tokens from the same logits.
     pub seed: u64,
@@ -46,22 +46,29 @@ impl Default for Sampling {
     }
 }
 
+impl Sampling {
+    /// The most likely token, always.
+    pub fn greedy() -> Sampling {
+        Sampling::default()
+    }
+}
+
 /// Why no token could be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
-    /// Every logit is NaN or minus infinity, or there is none.
+    /// Every logit is NaN or minus infinity.
     #[error("no token can be chosen: none of the {0} logits is a number")]
     NoLogit(usize),
 }
 
-/// Draws tokens one after the other from one random stream.
+/// Draws tokens from one random stream.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
-    // Its stream is specified, so a seed means the same on every machine and in every later version.
+    // A specified stream: a seed means the same on every machine and in every version.
     random: ChaCha8Rng,
     recent: Recent,
-    /// Logits [vocabulary] after the penalty; kept for its memory.
+    /// Logits [vocabulary] after the penalty; kept to reuse its memory.
     penalised: Vec<f32>,
 }
 
@@ -76,15 +83,15 @@ impl Sampler {
         }
     }
 
-    /// Takes note of tokens that are in the context and were not drawn here: a prompt. In the order of the context.
+    /// Counts tokens of the context that were not drawn here, like a prompt, for the repetition penalty. In order.
     pub fn observe(&mut self, ids: &[u32]) {
-        // What nobody looks at is not kept.
+        // Without a penalty nothing reads the counts.
         if self.sampling.repetition_penalty != 1.0 {
             ids.iter().for_each(|&id| self.recent.push(id));
         }
     }
 
-    /// The next token for `logits` [vocabulary], of which note is taken. A NaN counts as impossible.
+    /// Draws the next token from `logits` [vocabulary] and observes it. A NaN counts as impossible.
     ///
     /// # Errors
     /// [`SampleError::NoLogit`] when every token is impossible.
@@ -102,7 +109,7 @@ impl Sampler {
         drawn.inspect(|&id| self.recent.push(id))
     }
 
-    /// By temperature, top-k, top-p and min-p.
+    /// Draws by temperature, top-k, top-p and min-p.
     fn draw(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         let best = argmax(logits).ok_or(SampleError::NoLogit(logits.len()))?;
         let max = f64::from(logits[best as usize]);
@@ -119,7 +126,7 @@ impl Sampler {
                 return Ok(id);
             }
         }
-        // Rounding may leave a rest: the sum's order of additions is not that of the subtractions.
+        // Additions and subtractions round differently, so `left` may stay above 0.
         Ok(candidates.last().map_or(best, |&(id, _)| id))
     }
 
@@ -129,11 +136,11 @@ impl Sampler {
     }
 }
 
-/// The tokens that a repetition penalty is for: the last `window` of a context, or all of them if that is 0.
+/// Counts the last `window` tokens of a context, or all of them if that is 0.
 #[derive(Clone, Debug)]
 struct Recent {
     window: usize,
-    /// Empty without a window: then nothing is ever forgotten.
+    /// Empty without a window.
     order: VecDeque<u32>,
     counts: HashMap<u32, usize>,
 }
@@ -164,7 +171,7 @@ impl Recent {
         }
     }
 
-    /// However often a token was there, it is penalised once.
+    /// Penalises each recent token once, however often it occurred.
     fn penalise(&self, penalty: f32, logits: &mut [f32]) {
         for &id in self.counts.keys() {
             if let Some(logit) = logits.get_mut(id as usize) {
@@ -190,7 +197,7 @@ pub fn log_softmax_at(logits: &[f32], id: usize) -> f64 {
     f64::from(logits[id]) - f64::from(max) - sum.ln()
 }
 
-/// The tokens that may be drawn, with weights that need not sum to 1.
+/// The tokens that the filters keep, with weights that need not sum to 1.
 fn candidates(logits: &[f32], max: f64, sampling: &Sampling) -> Vec<(u32, f64)> {
     let temperature = f64::from(sampling.temperature);
     let mut candidates: Vec<(u32, f64)> = logits
@@ -199,14 +206,14 @@ fn candidates(logits: &[f32], max: f64, sampling: &Sampling) -> Vec<(u32, f64)> 
         .filter(|(_, logit)| **logit > f32::NEG_INFINITY)
         .map(|(id, &logit)| (id as u32, ((f64::from(logit) - max) / temperature).exp()))
         .collect();
-    let likeliest_first =
+    let most_likely_first =
         |a: &(u32, f64), b: &(u32, f64)| -> Ordering { b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)) };
     if sampling.top_k > 0 && sampling.top_k < candidates.len() {
-        candidates.select_nth_unstable_by(sampling.top_k - 1, likeliest_first);
+        candidates.select_nth_unstable_by(sampling.top_k - 1, most_likely_first);
         candidates.truncate(sampling.top_k);
     }
-    // One order whatever was selected before it, so that a seed draws the same tokens.
-    candidates.sort_unstable_by(likeliest_first);
+    // The selection leaves any order; a seed needs the same one.
+    candidates.sort_unstable_by(most_likely_first);
     if sampling.top_p < 1.0 {
         let total: f64 = candidates.iter().map(|(_, weight)| weight).sum();
         let wanted = f64::from(sampling.top_p) * total;
@@ -218,7 +225,7 @@ fn candidates(logits: &[f32], max: f64, sampling: &Sampling) -> Vec<(u32, f64)> 
         candidates.truncate(kept.map_or(candidates.len(), |last| last + 1));
     }
     if sampling.min_p > 0.0 {
-        // The likeliest has the weight 1 and is the first, so that it always stays.
+        // The most likely token has weight 1, so it always stays.
         let least = f64::from(sampling.min_p.min(1.0));
         candidates.truncate(candidates.partition_point(|(_, weight)| *weight >= least));
     }

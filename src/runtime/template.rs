@@ -1,7 +1,7 @@
-//! Chat templates: Jinja programs that ship with a model and turn messages into the text that it was trained on.
+//! Renders chat templates: Jinja programs that ship with a model and turn messages into the text that it was trained on.
 //!
-//! A template comes from whoever made the model, so it gets no more time and memory than its messages justify, and
-//! sees nothing but the messages and the tokenizer's named tokens.
+//! A template is not trusted. Its time and memory are bounded by the size of the messages. It sees only the messages, the tokenizer's named
+//! tokens and the caller's variables.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ mod watch;
 /// Why a chat template cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
-    /// The model has none.
+    /// The model has no template.
     #[error(
         "the model has no chat template: neither {} nor the key chat_template in {}",
         dir.join(FILE).display(), dir.join("tokenizer_config.json").display()
@@ -46,7 +46,7 @@ pub enum TemplateError {
     /// `tokenizer_config.json` cannot be read.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The key `chat_template` holds something else.
+    /// The key `chat_template` does not hold a template.
     #[error("{}: chat_template {message}", path.display())]
     Source {
         /// The `tokenizer_config.json`.
@@ -70,13 +70,13 @@ pub enum TemplateError {
         /// What it says.
         message: String,
     },
-    /// The template needs more time or memory than any that only puts messages in order.
+    /// The template needs more time or memory than putting messages in order can take.
     #[error("the chat template in {} was stopped: it takes more time or memory than putting messages in order can take", path.display())]
     Exhausted {
         /// Where it is from.
         path: PathBuf,
     },
-    /// There is no thread to run it on.
+    /// No thread can be made to run it on.
     #[error(
         "cannot run the chat template in {}: no thread can be made with {} of address space for its stack: {source}; a limit \
          (`ulimit -v`) has to be raised",
@@ -113,11 +113,11 @@ impl TemplateError {
     }
 }
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Whoever set the conversation up.
+    /// The author of the system message.
     System,
     /// The person.
     User,
@@ -128,14 +128,14 @@ pub enum Role {
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Message {
-    /// Who speaks.
+    /// Its author.
     pub role: Role,
     /// The text.
     pub content: String,
 }
 
 impl Message {
-    /// A message.
+    /// A message of `role`.
     pub fn new(role: Role, content: impl Into<String>) -> Message {
         Message {
             role,
@@ -144,24 +144,24 @@ impl Message {
     }
 }
 
-/// The file beside the model. It is preferred to the key in `tokenizer_config.json`.
+/// Preferred to the key in `tokenizer_config.json`.
 const FILE: &str = "chat_template.jinja";
-/// Templates have some kilobytes.
+/// Known templates have some kilobytes.
 const MAX_TEMPLATE_BYTES: u64 = 256 << 10;
 const TOO_LARGE: &str = "larger than 256 KiB";
-/// Nested calls; templates call macros from macros, no deeper.
+/// Depth of nested calls.
 const MAX_RECURSION: usize = 64;
-/// Steps for any conversation. A step is an instruction or 64 bytes of text, so that this is a fraction of a second, and 32 MiB.
+/// Steps of fuel for any conversation. A step is an instruction or 64 bytes of text: a fraction of a second, and 32 MiB.
 const FUEL: u64 = 1 << 19;
-/// Steps more for each message: templates that look through all messages for each take this for thousands of them.
+/// More steps for each message. Enough for thousands of messages in templates that scan all messages for each of them.
 const FUEL_PER_MESSAGE: u64 = 1 << 12;
 
-/// For what fuel does not bound. The memory is that of the process, which may be doing something else.
+/// Bounds for single steps, which fuel does not bound. The memory is that of the whole process.
 const LIMITS: Limits = Limits {
     time: Duration::from_secs(5),
     memory: 1 << 30,
 };
-/// Reading a template takes milliseconds. One expression with 10,000 operators takes seconds.
+/// Parsing a template takes milliseconds; one expression with 10,000 operators takes seconds.
 const READING: Limits = Limits {
     time: Duration::from_secs(2),
     ..LIMITS
@@ -172,14 +172,14 @@ const READING: Limits = Limits {
 pub struct ChatTemplate {
     source: String,
     path: PathBuf,
-    /// `bos_token` and its like: name and text.
+    /// Named tokens, like `bos_token`: name and text.
     tokens: Vec<(&'static str, String)>,
     /// Further variables.
     variables: Vec<(String, serde_json::Value)>,
 }
 
 impl ChatTemplate {
-    /// The chat template of a model directory: `chat_template.jinja`, or what `tokenizer_config.json` has (of several, the one
+    /// Loads the chat template of a model directory: `chat_template.jinja`, or the one in `tokenizer_config.json` (of several, the one
     /// named `default`).
     ///
     /// # Errors
@@ -241,7 +241,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Gives a variable to the template, like `enable_thinking`; what it means is for the template to say.
+    /// Sets a variable that the template may read, like `enable_thinking`.
     pub fn set(&mut self, name: String, value: serde_json::Value) {
         self.variables.push((name, value));
     }
@@ -251,14 +251,14 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// The text of `messages`, ending where the model is to answer.
+    /// The text of `messages`, up to the beginning of the model's answer.
     ///
     /// # Errors
     /// [`TemplateError::Refused`], [`TemplateError::Exhausted`], [`TemplateError::Failed`].
     pub fn render(&self, messages: &[Message]) -> Result<String, TemplateError> {
         let bytes: usize = messages.iter().map(|m| m.content.len()).sum();
         let limits = Limits {
-            // A megabyte has a second, and each byte may be there in 32 copies.
+            // One second and 32 copies for each megabyte of messages.
             time: LIMITS.time + Duration::from_micros(bytes as u64),
             memory: LIMITS
                 .memory
@@ -280,7 +280,7 @@ impl ChatTemplate {
             (self.variables.iter()).map(|(name, value)| (name.as_str(), Value::from(Serde(value))));
         let named = Value::from_pairs(tokens.chain(variables));
         let context = context! {
-            // Defined and none, as templates expect that ask `tools is not none`.
+            // Defined as none: templates ask `tools is not none`.
             tools => (), documents => (),
             messages => Serde(messages), add_generation_prompt => true, ..named
         };
@@ -306,7 +306,7 @@ impl ChatTemplate {
     }
 }
 
-/// What a template says by `raise_exception`.
+/// The message of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -340,7 +340,7 @@ fn describe(error: &Error) -> String {
     text
 }
 
-/// What templates rely on: the settings, functions and filters that they are rendered with elsewhere.
+/// The settings, functions and filters that templates rely on, as in transformers.
 fn environment(fuel: u64) -> Environment<'static> {
     let mut environment = Environment::new();
     let mut syntax = SyntaxConfig::builder();
@@ -366,14 +366,14 @@ fn environment(fuel: u64) -> Environment<'static> {
     environment
 }
 
-/// The time here and now, in the notation of strftime.
+/// The local time, formatted by strftime.
 fn strftime_now(format: &str) -> Result<String, Error> {
     let now = jiff::ZonedDateTime::now();
     jiff::fmt::strtime::format(format, &now)
         .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
 }
 
-/// Replaces `{% generation %}` and its end, which mark what a training run learns from, by a block that does nothing.
+/// Replaces `{% generation %}` blocks, which mark text for training, by blocks without effect.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -394,9 +394,9 @@ fn without_generation_tags(source: &str) -> String {
     out + rest
 }
 
-/// A file of limited size.
+/// Reads a regular file of limited size.
 fn read(path: &Path) -> io::Result<String> {
-    // Looked at before it is opened: opening a FIFO would wait for a writer.
+    // Checked before opening: opening a FIFO would wait for a writer.
     let found = std::fs::metadata(path)?;
     if !found.is_file() {
         return Err(io::Error::other("not a regular file"));

@@ -1,7 +1,8 @@
-//! Text to token ids and back, with the model's own `tokenizer.json`.
+//! Encodes text to token ids and decodes ids to text, by the model's `tokenizer.json`.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 mod settings;
 mod stream;
@@ -11,9 +12,15 @@ mod tests;
 pub use settings::{Settings, TemplateSource};
 pub use stream::TextStream;
 
-/// What can be wrong with a prompt or with the tokenizer that reads it.
+/// Why a tokenizer cannot be loaded, or a text or ids cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
+    /// A model without `tokenizer.json` takes token ids only.
+    #[error("no tokenizer.json in {}: the model takes token ids only", dir.display())]
+    Missing {
+        /// The model's first directory.
+        dir: PathBuf,
+    },
     /// The file exists and cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
@@ -22,7 +29,7 @@ pub enum TokenizerError {
         /// The operating system's answer.
         source: io::Error,
     },
-    /// The file is no tokenizer.
+    /// The file is not a tokenizer.
     #[error("{} is not a valid tokenizer: {message}", path.display())]
     Invalid {
         /// The `tokenizer.json`.
@@ -46,10 +53,10 @@ pub enum TokenizerError {
         /// What the tokenizers library says.
         message: String,
     },
-    /// No token: there is nothing to continue.
+    /// A text without tokens.
     #[error("the prompt is empty: it encodes to no token")]
     EmptyPrompt,
-    /// An id that the model has no embedding for.
+    /// An id outside the embedding.
     #[error("token id {id} is outside the vocabulary: the model has ids 0 to {}", vocab.saturating_sub(1))]
     OutOfVocabulary {
         /// The id.
@@ -59,7 +66,7 @@ pub enum TokenizerError {
     },
 }
 
-/// Checks that there is at least one id and that the model knows all of them.
+/// Checks that `ids` has at least one id, and all of them are in the vocabulary.
 ///
 /// # Errors
 /// [`TokenizerError::EmptyPrompt`], or [`TokenizerError::OutOfVocabulary`] naming the first id that is not
@@ -74,8 +81,7 @@ pub fn check_ids(ids: &[u32], vocab: usize) -> Result<(), TokenizerError> {
     }
 }
 
-/// Runs something of the tokenizers library, which panics on some files that it should refuse. The panic becomes
-/// the message of an error.
+/// Calls the tokenizers library, which panics on some invalid files. The panic becomes an error message.
 fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
@@ -108,7 +114,7 @@ impl Tokenizer {
     /// [`TokenizerError::Read`] and [`TokenizerError::Invalid`], naming the file.
     pub fn load(dir: &Path) -> Result<Option<Tokenizer>, TokenizerError> {
         let path = dir.join("tokenizer.json");
-        // Looked at before it is opened: opening a FIFO would wait for a writer.
+        // Checked before opening: opening a FIFO would wait for a writer.
         let read = || match std::fs::metadata(&path)?.is_file() {
             true => std::fs::read(&path),
             false => Err(io::Error::other("not a regular file")),
@@ -120,7 +126,7 @@ impl Tokenizer {
         };
         match guarded(|| tokenizers::Tokenizer::from_bytes(bytes)) {
             Ok(mut inner) => {
-                // What a training pipeline left there: a prompt is neither cut nor filled up.
+                // Settings of a training pipeline that would truncate or pad a prompt.
                 let _ = inner.with_truncation(None);
                 inner.with_padding(None);
                 Ok(Some(Tokenizer { inner, path }))
@@ -140,7 +146,7 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a text and nothing around them. Special tokens that are spelled in it become those tokens.
+    /// The ids of a text alone. Spelled special tokens become those tokens.
     ///
     /// # Errors
     /// [`TokenizerError::Encode`] when the library fails.
@@ -164,8 +170,8 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The tokens that are found in a text before anything else, like `<|user|>`, and whether each is special: those are left out of
-    /// decoded text. In no particular order.
+    /// The added tokens, like `<|user|>`, which are matched before all others, and whether each is special. Special tokens are left out of
+    /// decoded text. The order is arbitrary.
     pub fn added_tokens(&self) -> impl Iterator<Item = (String, bool)> {
         let tokens = self.inner.get_added_tokens_decoder();
         tokens
@@ -190,5 +196,34 @@ impl Tokenizer {
     /// Starts decoding ids that arrive one at a time.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream::new(self)
+    }
+}
+
+/// The tokenizer of a model, loaded at the first use.
+#[derive(Debug)]
+pub(crate) struct LazyTokenizer {
+    dir: PathBuf,
+    tokenizer: OnceLock<Tokenizer>,
+}
+
+impl LazyTokenizer {
+    pub(crate) fn new(dir: &Path) -> LazyTokenizer {
+        LazyTokenizer {
+            dir: dir.to_owned(),
+            tokenizer: OnceLock::new(),
+        }
+    }
+
+    /// The tokenizer; [`TokenizerError::Missing`] when the model has none.
+    pub(crate) fn get(&self) -> Result<&Tokenizer, TokenizerError> {
+        if let Some(tokenizer) = self.tokenizer.get() {
+            return Ok(tokenizer);
+        }
+        match Tokenizer::load(&self.dir)? {
+            Some(tokenizer) => Ok(self.tokenizer.get_or_init(|| tokenizer)),
+            None => Err(TokenizerError::Missing {
+                dir: self.dir.clone(),
+            }),
+        }
     }
 }

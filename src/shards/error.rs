@@ -9,6 +9,9 @@ use colibri_ring::headers::HeaderError;
 
 use super::Dtype;
 
+/// Mirrors that a model may have.
+pub const MAX_MIRRORS: usize = 4;
+
 /// What can be wrong with a directory of shards.
 #[derive(Debug, thiserror::Error)]
 pub enum ShardError {
@@ -46,10 +49,7 @@ pub enum ShardError {
         second: PathBuf,
     },
     /// More mirrors than a model may have.
-    #[error(
-        "{given} mirrors are given, at most {} are possible",
-        super::MAX_MIRRORS
-    )]
+    #[error("{given} mirrors are given, at most {} are possible", MAX_MIRRORS)]
     TooManyMirrors {
         /// Given mirrors.
         given: usize,

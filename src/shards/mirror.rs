@@ -15,10 +15,7 @@ use std::sync::Arc;
 use colibri_ring::headers::PREFIX;
 use colibri_ring::{File, FileError};
 
-use super::ShardError;
-
-/// A model has at most this many mirrors.
-pub const MAX_MIRRORS: usize = 4;
+use super::error::{MAX_MIRRORS, ShardError};
 
 /// Bytes of a header that are compared at a time.
 const PIECE: usize = 256 << 10;

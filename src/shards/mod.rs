@@ -24,10 +24,10 @@ use colibri_ring::headers::read_headers;
 use colibri_ring::{EngineKind, File, Replica, Replicas, limits};
 
 pub use dtype::Dtype;
-pub use error::{Flaw, ShardError};
+pub use error::{Flaw, MAX_MIRRORS, ShardError};
 pub use header::{MAX_HEADER, Metadata};
 pub(crate) use mirror::is_copy;
-pub use mirror::{Fault, MAX_MIRRORS, MirrorFile, Refusal, Unserved};
+pub use mirror::{Fault, MirrorFile, Refusal, Unserved};
 pub(crate) use part::open_part;
 pub use sample::data_sample;
 pub use write::{

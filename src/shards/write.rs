@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::error::Shown;
 use super::part::open_part;
 use super::{Dtype, MAX_HEADER, Metadata};
-use crate::atomic_file::directory;
+use crate::atomic_file::{directory, sync_directory};
 
 /// The data section starts at a multiple of this, so that direct reads of the first tensor need no wider range.
 const DATA_ALIGN: u64 = 4096;
@@ -219,9 +219,8 @@ impl ShardWriter {
         let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed);
         fs::rename(&self.part, &self.path).map_err(|e| self.io(e))?;
         self.finished = true;
-        let dir = directory(&self.path);
-        sync_dir(dir).map_err(|source| WriteError::Io {
-            file: dir.to_path_buf(),
+        sync_directory(&self.path).map_err(|source| WriteError::Io {
+            file: directory(&self.path).to_path_buf(),
             source,
         })
     }
@@ -311,7 +310,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
         file.write_all_at(bytes, 0)?;
         file.sync_all()?;
         fs::rename(&part, path)?;
-        sync_dir(directory(path))
+        sync_directory(path)
     })();
     written.map_err(|source| {
         let _ = fs::remove_file(&part);
@@ -325,11 +324,6 @@ fn part_of(path: &Path) -> PathBuf {
     name.push(path.file_name().unwrap_or_default());
     name.push(".part");
     path.with_file_name(name)
-}
-
-/// A rename is durable once its directory is.
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
 }
 
 /// Length, JSON and padding, and the bytes of data after it.

@@ -10,10 +10,10 @@ use anyhow::bail;
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_ring::{DirectMode, EngineKind};
-use colibri_uring::model::LoadOptions;
 use colibri_uring::model::draft;
 use colibri_uring::quant::Activations;
 use colibri_uring::quant::encode::Packing;
+use colibri_uring::runtime::{ModelOptions, RunOptions};
 use colibri_uring::shards::MAX_MIRRORS;
 use colibri_uring::stream::Lookahead;
 
@@ -97,28 +97,38 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// Tokens of a prompt that may be computed at once.
-    pub fn slice(&self) -> usize {
-        self.prefill_slice.map_or(usize::MAX, |n| n as usize)
-    }
-
-    /// The choices that loading the model depends on.
-    pub fn load_options(&self) -> LoadOptions {
-        LoadOptions {
+    /// The options that hold for a model, without drafts and progress.
+    pub fn model_options(&self) -> Result<ModelOptions, WrongUsage> {
+        check_mirrors(&self.mirror)?;
+        let weights = weights(&self.given, self.mirror_weights.as_ref(), &self.mirror)?;
+        Ok(ModelOptions {
+            more_dirs: self.model[1..].to_vec(),
+            mirrors: self.mirror.clone(),
+            mirror_weights: weights.map(<[u32]>::to_vec),
+            engine: self.engine.into(),
+            direct: self.direct.into(),
+            threads: self.threads.map(usize::from),
             dsa: self.dsa == DsaArg::On,
             dense: self.dense_bits.map(Packing::from),
+            round_experts: self.expert_bits.map(Packing::from),
             activations: self.activations.into(),
-            threads: self.threads(),
-            direct: self.direct != DirectArg::Off,
-        }
+            ..ModelOptions::default()
+        })
     }
 
-    /// Compute threads to use.
-    pub fn threads(&self) -> usize {
-        self.threads.map_or_else(
-            || std::thread::available_parallelism().map_or(1, usize::from),
-            usize::from,
-        )
+    /// The options of a run over `context` tokens, `prompt` of which come at once.
+    pub fn run_options(&self, context: usize, prompt: usize) -> RunOptions {
+        RunOptions {
+            context: Some(context),
+            prompt: Some(prompt),
+            slice: self.prefill_slice.map_or(usize::MAX, |n| n as usize),
+            ram: self.ram.map(|size| size.0),
+            cache_slots: self.cache_slots,
+            lookahead: self.lookahead.into(),
+            usage: !self.no_usage,
+            pin_share: self.pin_share,
+            ..RunOptions::default()
+        }
     }
 }
 

@@ -8,23 +8,25 @@ use anyhow::{Context, bail};
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_uring::config::Generation;
+use colibri_uring::model::Sequence;
 use colibri_uring::model::draft::Mode;
-use colibri_uring::model::{Runner, Sequence};
 use colibri_uring::runtime::chat::{ChatError, Conversation, Format, Turn};
 use colibri_uring::runtime::generate::{Finish, Generated, Source};
 use colibri_uring::runtime::sample::{Sampler, Sampling};
 use colibri_uring::runtime::template::TemplateError;
 use colibri_uring::runtime::tokenizer::{Tokenizer, check_ids};
+use colibri_uring::runtime::{Model, TextRunner};
 
 use crate::cli::args::model::{DraftArgs, ModelArgs};
 use crate::cli::args::sampling::SamplingArgs;
 use crate::cli::args::template::{self, TemplateArgs};
+use crate::cli::commands::generation::{GenerationOutcome, GenerationRun};
 use crate::cli::commands::kv::KvStore;
+use crate::cli::commands::load::{self, Loaded};
 use crate::cli::interrupt::{self, Interrupts};
-use crate::cli::open::{self, LoadedModel, ModelIndex, Tokens};
 use crate::cli::output::pluralize::pluralize;
 use crate::cli::output::printer::Printer;
-use crate::cli::writing::{GenerationOutcome, GenerationRun};
+use crate::cli::output::stats::EngineStats;
 
 mod command;
 mod input;
@@ -96,9 +98,10 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
             })?,
     };
     let sampling = args.sampling.over(Generation::load(dir)?.sampling());
-    let indexed = ModelIndex::open(&args.model)?.drafting(args.draft.mtp.0)?;
-    let max = indexed.config().max_position_embeddings;
-    let mut kept = args.kv.open(|| indexed.fingerprint(&args.model))?;
+    let opened = load::open(&args.model, args.draft.mtp.0)?;
+    let config = opened.model().config();
+    let max = config.max_position_embeddings;
+    let mut kept = args.kv.open(|| Ok(opened.model().fingerprint()?))?;
     let before = kept.as_ref().map_or(0, |kept| kept.file().ids().len());
     let context = match args.context {
         None => max.min(DEFAULT_CONTEXT.max(before.saturating_add(PREFILL))),
@@ -112,19 +115,16 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
             "--context {n} is not possible: the model allows 2 to {max} tokens (max_position_embeddings)"
         ),
     };
-    let mut stop = indexed.config().eos_token_ids.clone();
+    let mut stop = config.eos_token_ids.clone();
     if !args.raw {
         stop.extend(template::end_of_message(&tokenizer, dir)?);
     }
     let endless = args.raw || args.model.demo || stop.is_empty();
-    let tokens = Tokens {
-        context,
-        prompt: context.min(PREFILL),
-    };
-    let vocab = indexed.config().vocab_size;
-    let (opened, store) = indexed.load(&args.model, tokens)?;
+    let vocab = config.vocab_size;
+    let options = args.model.run_options(context, context.min(PREFILL));
+    let Loaded { model, runner, .. } = opened.load(options)?;
     let interrupts = Interrupts::install().context("cannot handle Ctrl-C")?;
-    let mut runner = opened.runner(store);
+    let mut runner = runner;
     let mut sequence = runner.sequence();
     let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
     if let Some(kept) = &mut kept {
@@ -134,7 +134,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
         conversation,
         kept,
         tokenizer: &tokenizer,
-        opened: &opened,
+        model: &model,
         runner,
         sequence,
         sampling,
@@ -152,7 +152,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     };
     let ended = chat.talk(&mut Lines::open());
     if ended.is_ok() {
-        opened.keep_usage(&mut chat.runner);
+        chat.runner.save_usage();
     }
     ended
 }
@@ -163,8 +163,8 @@ struct Chat<'a> {
     /// Where it is kept.
     kept: Option<KvStore>,
     tokenizer: &'a Tokenizer,
-    opened: &'a LoadedModel,
-    runner: Runner,
+    model: &'a Model,
+    runner: TextRunner,
     sequence: Sequence,
     sampling: Sampling,
     drafts: Mode,
@@ -250,7 +250,7 @@ impl Chat<'_> {
     }
 
     fn stats(&mut self) {
-        let stats = open::engine_stats(&mut self.runner, self.opened);
+        let stats = EngineStats::new(&mut self.runner, self.model);
         let tokens = self.runner.stats().tokens;
         let messages = self.conversation.messages().len();
         say(&status::report(&stats, tokens, messages, self.room()));
@@ -268,11 +268,11 @@ impl Chat<'_> {
         };
         check_ids(&turn.ids, self.vocab)?;
         self.interrupts.asked.store(false, Ordering::SeqCst);
-        let before = Counters::from(&open::engine_stats(&mut self.runner, self.opened));
+        let before = Counters::from(&EngineStats::new(&mut self.runner, self.model));
         let GenerationOutcome {
             generated, failed, ..
         } = self.generate(&turn);
-        let after = Counters::from(&open::engine_stats(&mut self.runner, self.opened));
+        let after = Counters::from(&EngineStats::new(&mut self.runner, self.model));
         let prefilled = turn.rest().len();
         let all = turn.ids.len() + generated.ids.len();
         // Also if it could not be printed.

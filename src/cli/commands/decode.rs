@@ -8,10 +8,10 @@ use anyhow::ensure;
 use clap::builder::FalseyValueParser;
 use clap::{ArgGroup, Args};
 use colibri_uring::model::draft::Mode;
-use colibri_uring::runtime::demo;
 use colibri_uring::runtime::generate::{Finish, Source};
 use colibri_uring::runtime::sample::{Sampler, Sampling};
 use colibri_uring::runtime::tokenizer::check_ids;
+use colibri_uring::runtime::{RunOptions, demo};
 use serde::Serialize;
 
 use crate::cli::args::WrongUsage;
@@ -19,12 +19,12 @@ use crate::cli::args::model::{DraftArgs, Ids, ModelArgs};
 use crate::cli::args::prompt::PromptArgs;
 use crate::cli::args::sampling::SamplingArgs;
 use crate::cli::args::template::{self, TemplateArgs};
+use crate::cli::commands::generation::{GenerationOutcome, GenerationRun};
 use crate::cli::commands::kv::{KvArgs, Turn};
-use crate::cli::open::{self, ModelIndex, Tokens};
+use crate::cli::commands::load::{self, Loaded};
 use crate::cli::output::printer::{Printer, nowhere};
-use crate::cli::output::stats::{Mtp, Stats, peak_rss_bytes};
+use crate::cli::output::stats::{EngineStats, Mtp, Stats, peak_rss_bytes};
 use crate::cli::output::trace_outputs::TraceArgs;
-use crate::cli::writing::{GenerationOutcome, GenerationRun};
 
 mod input;
 mod recording;
@@ -133,12 +133,10 @@ impl DecodeArgs {
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     args.check_chat()?;
     let drafts = args.drafts();
-    let indexed = ModelIndex::open(&args.model)?
-        .drafting(drafts)?
-        .recording(args.traces.wanted());
+    let opened = load::open(&args.model, drafts)?;
     // Before the file of --kv, which stays as it is where one of these cannot be.
     let (traces, routing) = (args.traces).create(args.save_routing(), args.kv.kv.as_deref())?;
-    let mut turn = Turn::open(&args.kv, || indexed.fingerprint(&args.model))?;
+    let mut turn = Turn::open(&args.kv, || Ok(opened.model().fingerprint()?))?;
     let mut input = Input::read(args, turn.as_ref().is_some_and(Turn::goes_on))?;
     if let Some(turn) = &turn {
         input.prompt = turn.text(input.prompt);
@@ -147,7 +145,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
             "there is nothing to go on with: the file of --kv has no text yet, and no prompt is given"
         );
     }
-    let config = indexed.config();
+    let config = opened.model().config();
     check_ids(&input.prompt, config.vocab_size)?;
     let new = input.new_tokens(args, config)?;
     let source = match &input.replay {
@@ -174,19 +172,24 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
             }
         }
     };
-    let tokens = Tokens {
-        context: input.prompt.len().saturating_add(new),
-        prompt: input.prompt.len() - turn.as_ref().map_or(0, |turn| turn.reusable(&input.prompt)),
+    let context = input.prompt.len().saturating_add(new);
+    let reusable = turn.as_ref().map_or(0, |turn| turn.reusable(&input.prompt));
+    let options = RunOptions {
+        record: args.traces.wanted(),
+        ..(args.model).run_options(context, input.prompt.len() - reusable)
     };
     let routing = routing
         .map(|file| recorder(&file, config).map(|recorder| (file, recorder)))
         .transpose()?;
-    let (opened, mut store) = indexed.load(&args.model, tokens)?;
+    let Loaded {
+        model,
+        mut runner,
+        load_seconds,
+    } = opened.load(options)?;
     let routing = routing.map(|(file, recorder)| {
-        store.record_routing(recorder);
+        runner.store_mut().record_routing(recorder);
         file
     });
-    let mut runner = opened.runner(store);
     let mut sequence = runner.sequence();
     let reused = match &mut turn {
         Some(turn) => turn.restore(&mut runner, &mut sequence, &input.prompt)?,
@@ -208,7 +211,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         prompt: &input.prompt[reused..],
         source,
         drafts,
-        limit: tokens.context,
+        limit: context,
         printer,
         opening: input.demonstrates.then_some(demo::PROMPT),
         silent: &[],
@@ -226,7 +229,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         saved?;
         return Err(error);
     }
-    opened.keep_usage(&mut runner);
+    runner.save_usage();
     let routed = match (routing, runner.store_mut().take_recorder()) {
         (Some(file), Some(mut recorder)) => {
             recorder.event(&measured(&prompt_phases, &runner, generated.decoded));
@@ -235,9 +238,9 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         _ => Ok(()),
     };
     // Before the statistics, which then count nothing that it lacks.
-    let recorded = traces.take(&mut runner, &opened);
+    let recorded = traces.take(&mut runner, &model);
     let stats = Stats {
-        load_seconds: opened.load_seconds(),
+        load_seconds,
         prefill_seconds: generated.prefill.as_secs_f64(),
         prefilled_tokens: (sequence.len().min(input.prompt.len()) - reused) as u64,
         reused_tokens: reused as u64,
@@ -246,9 +249,9 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         tokens_per_second: rate(&generated),
         peak_rss_bytes: peak_rss_bytes(),
         mtp: Mtp::new(drafts, sequence.can_draft(), &drafted),
-        engine: open::engine_stats(&mut runner, &opened),
+        engine: EngineStats::new(&mut runner, &model),
     };
-    let pictured = traces.write(recorded, &opened, &stats);
+    let pictured = traces.write(recorded, &model, &stats);
     let told = if args.json {
         let text = input.tokenizer.as_ref().map(|t| t.decode(&generated.ids));
         crate::cli::output::print_json(&Report {

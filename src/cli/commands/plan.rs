@@ -6,12 +6,13 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use clap::Args;
 use clap::builder::FalseyValueParser;
+use colibri_uring::runtime::RunOptions;
 use colibri_uring::runtime::plan::{Available, MemoryInputs, Plan};
 use serde::Serialize;
 
 use crate::cli::args::model::{DraftArgs, ModelArgs};
 use crate::cli::args::size::human;
-use crate::cli::open::{ModelIndex, Tokens};
+use crate::cli::commands::load;
 use crate::cli::output::pluralize::pluralize;
 use crate::cli::output::printer::to_stdout;
 
@@ -144,26 +145,23 @@ const DEFAULT_CONTEXT: usize = 4096;
 
 /// Works the plan out and prints it.
 pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
-    let indexed = ModelIndex::open(&args.model)?
-        .drafting(args.draft.mtp.0)?
-        .recording(args.record);
-    let context = (args.context)
-        .unwrap_or_else(|| DEFAULT_CONTEXT.min(indexed.config().max_position_embeddings));
+    let opened = load::open(&args.model, args.draft.mtp.0)?;
+    let config = opened.model().config();
+    let context =
+        (args.context).unwrap_or_else(|| DEFAULT_CONTEXT.min(config.max_position_embeddings));
     ensure!(context > 0, "a context has at least one token");
     ensure!(
         args.prompt_tokens <= context,
         "a prompt of {} does not fit into a context of {context}",
         pluralize(args.prompt_tokens, "token"),
     );
-    let tokens = Tokens {
-        context,
-        prompt: args.prompt_tokens,
-    };
-    let experts = indexed.config().n_routed_experts;
-    let survey = indexed.survey(&args.model, tokens)?;
+    let survey = opened.model().memory(&RunOptions {
+        record: args.record,
+        ..args.model.run_options(context, args.prompt_tokens)
+    })?;
     let plan = survey.plan();
     let ram = args.model.ram.is_some();
-    let report = Report::new(&survey, plan.as_ref().ok(), ram, experts);
+    let report = Report::new(&survey, plan.as_ref().ok(), ram, config.n_routed_experts);
     if args.json {
         crate::cli::output::print_json(&report)?;
     } else {

@@ -6,13 +6,14 @@ use std::process::ExitCode;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use colibri_uring::model::ModelError;
+use colibri_uring::model::draft::Mode;
 use colibri_uring::quant::Activations;
 use colibri_uring::runtime::sample::{argmax, log_softmax_at};
 use colibri_uring::runtime::tokenizer::check_ids;
 use serde::Serialize;
 
 use crate::cli::args::model::{Ids, ModelArgs};
-use crate::cli::open::{ModelIndex, Tokens};
+use crate::cli::commands::load;
 use crate::cli::output::printer::to_stdout;
 use crate::cli::output::progress;
 
@@ -48,10 +49,11 @@ struct Report {
 /// Loads the model, feeds all ids and prints the report.
 pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let ids = &args.ids.0;
-    let indexed = ModelIndex::open(&args.model)?;
-    check_ids(ids, indexed.config().vocab_size)?;
-    let (opened, store) = indexed.load(&args.model, Tokens::all_at_once(ids.len()))?;
-    let mut runner = opened.runner(store);
+    let opened = load::open(&args.model, Mode::Off)?;
+    check_ids(ids, opened.model().config().vocab_size)?;
+    let mut runner = opened
+        .load(args.model.run_options(ids.len(), ids.len()))?
+        .runner;
     let mut sequence = runner.sequence();
     let mut report = Report {
         activations: args.model.activations.into(),
@@ -70,7 +72,7 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     if !stopped {
         scored?;
     }
-    opened.keep_usage(&mut runner);
+    runner.save_usage();
     if stopped {
         return Ok(crate::cli::interrupt::exit_code());
     }

@@ -246,7 +246,7 @@ impl Scene {
         let files = ExpertFiles::on_drives(&shards, catalog, args.device.len())?;
         let ask = PlanRequest {
             threads: 1,
-            wish: MemoryOverrides {
+            overrides: MemoryOverrides {
                 // The machine that is asked about has room for the slots that are asked for.
                 ram: (args.ram.map(|size| size.0)).or(args.cache_slots.map(|_| u64::MAX)),
                 cache_slots: args.cache_slots,

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use colibri_uring::model::draft;
+use colibri_ring::Stats as ReadStats;
+use colibri_uring::model::{Phase, draft};
 use colibri_uring::quant::Activations;
+use colibri_uring::runtime::{Model, Source, TextRunner};
 use colibri_uring::stream::PrefetchAccuracy;
 use serde::Serialize;
 
@@ -99,6 +101,72 @@ pub struct EngineStats {
     pub window_bytes: Vec<u64>,
     pub replicas: Vec<Replica>,
     pub latency_us: Latency,
+}
+
+impl EngineStats {
+    /// What reading and computing have cost so far.
+    pub fn new(runner: &mut TextRunner, model: &Model) -> EngineStats {
+        let phases = runner.stats().phases;
+        let seconds = |waiting: bool| -> f64 {
+            let of_kind = phases
+                .iter()
+                .filter(|(phase, ..)| (*phase == Phase::IoWait) == waiting);
+            of_kind.map(|(_, _, spent)| spent.as_secs_f64()).sum()
+        };
+        let usage_runs = runner.usage_runs();
+        let store = runner.store_mut();
+        let stream = store.stats();
+        let mut stats = EngineStats {
+            engine: store.device().to_owned(),
+            activations: store.activations(),
+            expert_hits: stream.hits,
+            expert_misses: stream.misses,
+            speculative_reads: stream.speculative_reads,
+            speculative_used: stream.speculative_used,
+            pinned: stream.pinned,
+            usage_runs,
+            lookahead: stream.lookahead.iter().map(PrefetchStats::from).collect(),
+            io_wait_seconds: seconds(true),
+            compute_seconds: seconds(false),
+            phase_seconds: phases
+                .iter()
+                .map(|(_, name, spent)| ((*name).to_owned(), spent.as_secs_f64()))
+                .collect(),
+            ..EngineStats::default()
+        };
+        if let Some(reads) = store.read_stats() {
+            let latency = &reads.latency_us;
+            stats.direct = reads.direct;
+            stats.ring_enters = reads.syscalls;
+            stats.window_bytes = reads.windows.clone();
+            stats.expert_bytes_read = reads.bytes();
+            stats.latency_us = Latency {
+                p50: latency.value_at_quantile(0.5),
+                p90: latency.value_at_quantile(0.9),
+                p99: latency.value_at_quantile(0.99),
+                max: latency.max(),
+            };
+            stats.replicas = replicas(model, &reads);
+        }
+        stats
+    }
+}
+
+/// What was read from each directory of the model and from each mirror.
+fn replicas(model: &Model, reads: &ReadStats) -> Vec<Replica> {
+    let sources = model.sources().into_iter().enumerate();
+    let replica = |(i, source): (usize, Source)| {
+        // The last mirrors have no entry when they serve no file.
+        let read = reads.sources.get(i).copied().unwrap_or_default();
+        Replica {
+            dir: source.dir.display().to_string(),
+            files: source.files as u64,
+            bytes: read.bytes,
+            reads: read.reads,
+            errors: read.errors,
+        }
+    };
+    sources.map(replica).collect()
 }
 
 /// How the early looks at a layer's router compare with its decisions. Prompts are not counted.

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use colibri_uring::model::Runner;
+use colibri_uring::runtime::Model;
 use colibri_uring::tools::report::decode::{About, page};
+use colibri_uring::tools::report::machine;
 use colibri_uring::tools::trace::Trace;
 
 use crate::cli::args::size::human;
-use crate::cli::open::LoadedModel;
 use crate::cli::output::file::{self, Output};
 use crate::cli::output::stats::Stats;
 
@@ -60,18 +61,12 @@ impl TraceOutputs {
     }
 
     /// What was recorded, if a picture is wanted.
-    pub fn take(&self, runner: &mut Runner, opened: &LoadedModel) -> Option<Trace> {
-        self.wanted()
-            .then(|| Trace::take(runner, opened.sources()))?
+    pub fn take(&self, runner: &mut Runner, model: &Model) -> Option<Trace> {
+        self.wanted().then(|| Trace::take(runner, sources(model)))?
     }
 
     /// Writes them, the second also where the first cannot be written.
-    pub fn write(
-        self,
-        trace: Option<Trace>,
-        opened: &LoadedModel,
-        stats: &Stats,
-    ) -> anyhow::Result<()> {
+    pub fn write(self, trace: Option<Trace>, model: &Model, stats: &Stats) -> anyhow::Result<()> {
         if !self.wanted() {
             return Ok(());
         }
@@ -86,16 +81,26 @@ impl TraceOutputs {
             .trace
             .map_or(Ok(()), |file| file.write(|out| trace.write_chrome(out)));
         let reported = self.report.map_or(Ok(()), |file| {
+            let shards = model.shards();
             let about = About {
-                model: &opened.name(),
+                model: &machine::listed(shards.dirs()),
                 tiles: &tiles(stats),
-                facts: &opened.facts(),
+                facts: &machine::facts(&shards.with_copies()),
             };
             let html = page(&about, &trace).html();
             file.write(|out| out.write_all(html.as_bytes()))
         });
         traced.and(reported)
     }
+}
+
+/// Names of the directories that experts are read from.
+fn sources(model: &Model) -> Vec<String> {
+    let sources = model.sources();
+    sources
+        .iter()
+        .map(|source| source.dir.display().to_string())
+        .collect()
 }
 
 /// A run in a few numbers.

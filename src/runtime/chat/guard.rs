@@ -1,30 +1,30 @@
-//! Keeps what people write from being taken for what the template writes.
+//! Keeps messages from forging special tokens.
 //!
-//! A message may spell `<|user|>`. In the text that a template makes, that would be the token that begins a message. So messages are
-//! broken up, before they are rendered, by a character that nobody uses: `<` `|user|>`. The rendered text is cut there, and the pieces are
-//! encoded one by one. Nothing else of a message changes, so that the template can look at it.
+//! A message may spell `<|user|>`, which in a rendered text would begin a message. Before rendering, a private-use character splits such
+//! spellings: `<` `|user|>`. The rendered text is cut at that character, and the pieces are encoded separately. The rest of a message does not change,
+//! so that the template can inspect it.
 
 use std::collections::HashSet;
 
 use crate::runtime::template::{Message, Role};
 use crate::runtime::tokenizer::Tokenizer;
 
-/// Characters that mean nothing to anybody: a plane for private use.
+/// A plane of private-use characters.
 const BREAKS: std::ops::RangeInclusive<char> = '\u{f0000}'..='\u{ffffd}';
 
-/// Breaks up the tokens that a text spells.
+/// Splits the spellings of tokens.
 #[derive(Clone, Debug)]
 pub struct Guard {
     /// Tokens that end a message, begin one, and the like.
     special: Vec<String>,
-    /// Others that are found before anything else. A model writes some of them, like `</think>`.
+    /// Other added tokens. A model writes some of them, like `</think>`.
     others: Vec<String>,
-    /// Where texts are broken. Not in any of them.
+    /// The splitting character. In none of the texts.
     at: char,
 }
 
 impl Guard {
-    /// For the tokens of a tokenizer.
+    /// A guard for the tokens of a tokenizer.
     pub fn new(tokenizer: &Tokenizer) -> Guard {
         let mut guard = Guard {
             special: Vec::new(),
@@ -34,7 +34,7 @@ impl Guard {
         for (token, special) in tokenizer.added_tokens() {
             match special {
                 true => guard.special.push(token),
-                // Runs of spaces, for the tokenizers that have them, are for everybody.
+                // Users may write runs of spaces, which some tokenizers have as tokens.
                 false if token.trim().is_empty() => {}
                 false => guard.others.push(token),
             }
@@ -42,8 +42,7 @@ impl Guard {
         guard
     }
 
-    /// Chooses where to break: by a character that is in none of the texts. (Whoever uses up the whole plane loses one of its
-    /// characters.)
+    /// Chooses a splitting character that is in none of the texts. Texts that use the whole plane lose one character of it.
     pub fn choose(&mut self, template: &str, messages: &[Message]) {
         let texts = messages.iter().map(|message| message.content.as_str());
         let chars = texts.chain([template]).flat_map(str::chars);
@@ -52,7 +51,7 @@ impl Guard {
         self.at = free.unwrap_or(self.at);
     }
 
-    /// A message in which no token is spelled that its author may not write.
+    /// The message, with the tokens split that its author may not write.
     pub fn message(&self, message: &Message) -> Message {
         let others: &[String] = match message.role {
             Role::Assistant => &[],
@@ -60,7 +59,7 @@ impl Guard {
         };
         let content = &message.content;
         let tokens = || self.special.iter().chain(others);
-        // Some tokenizers have hundreds, which nearly all begin with the same character.
+        // Some tokenizers have hundreds, nearly all with the same first character.
         let mut first = [false; 256];
         for byte in tokens().filter_map(|token| token.as_bytes().first()) {
             first[usize::from(*byte)] = true;

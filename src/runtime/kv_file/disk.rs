@@ -93,18 +93,13 @@ impl Blank {
         self.temp
             .persist_noclobber(&self.path)
             .map_err(|e| e.error)?;
-        sync_directory(&self.path)?;
+        atomic_file::sync_directory(&self.path)?;
         Ok(self.file)
     }
 
     /// Replaces the file of that name. The replacement stands even if syncing the directory fails.
     pub fn replace(self) -> io::Result<(File, io::Result<()>)> {
         self.temp.persist(&self.path).map_err(|e| e.error)?;
-        Ok((self.file, sync_directory(&self.path)))
+        Ok((self.file, atomic_file::sync_directory(&self.path)))
     }
-}
-
-/// Makes a rename durable.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(atomic_file::directory(path))?.sync_all()
 }

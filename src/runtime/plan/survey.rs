@@ -1,4 +1,4 @@
-//! What a model needs for a context, and what there is for it: what `decode` follows and `plan` prints.
+//! Collects what a memory plan depends on: the needs of a model for a context, and the available memory.
 
 use super::{Experts, MemoryBreakdown, MemoryOverrides, Plan, PlanError, RECORD_SHARE, plan};
 use crate::config::Config;
@@ -11,39 +11,42 @@ use crate::shards::Shards;
 use crate::stream::slots::Footprint;
 use crate::stream::{ExpertFiles, demand_trace};
 
-/// The program itself, its stacks, the queues of the ring.
+/// The program, its stacks, the queues of the ring.
 const PROGRAM: u64 = 24 << 20;
-/// Bytes of index for a tensor: name, shape, place, hash.
+/// Bytes of the index for each tensor.
 const INDEX_ENTRY: u64 = 256;
 
-/// How a model is going to be used.
+/// How a model will be used.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanRequest {
-    /// Tokens of the whole context.
+    /// Tokens of a sequence's context.
     pub context: usize,
-    /// Tokens of it that come at once, as a prompt.
+    /// Sequences with such a context.
+    pub sequences: usize,
+    /// Tokens of a prompt that are computed at once.
     pub prompt: usize,
     /// Compute threads.
     pub threads: usize,
     /// Whether attention is sparse where the model has an indexer.
     pub dsa: bool,
-    /// Tokens that are drafted at once, at most, where the model has its prediction layer.
+    /// Most tokens that are drafted at once, where the model uses its prediction layer.
     pub drafts: usize,
-    /// What resident float and FP8 matrices become; `None` keeps them.
+    /// Format that resident float and FP8 matrices are quantised to; `None` keeps them.
     pub dense: Option<Packing>,
-    /// What float and FP8 experts are rounded to when they are computed; `None` keeps them.
+    /// Format that float and FP8 experts are rounded to when they are computed; `None` keeps them.
     pub round_experts: Option<Packing>,
-    /// Whether it is recorded what is read and computed when.
+    /// Whether a timeline is recorded.
     pub record: bool,
-    /// What the user asked for.
-    pub wish: MemoryOverrides,
+    /// Limits given by the user.
+    pub overrides: MemoryOverrides,
 }
 
 impl PlanRequest {
-    /// As the model is used when nothing else is asked for: `context` tokens, no prompt that comes at once, all of this machine's threads.
+    /// The default: one sequence of `context` tokens, no prompt, a thread on each CPU.
     pub fn usual(context: usize) -> PlanRequest {
         PlanRequest {
             context,
+            sequences: 1,
             prompt: 0,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             dsa: true,
@@ -51,7 +54,7 @@ impl PlanRequest {
             dense: None,
             round_experts: None,
             record: false,
-            wish: MemoryOverrides::default(),
+            overrides: MemoryOverrides::default(),
         }
     }
 }
@@ -59,9 +62,9 @@ impl PlanRequest {
 /// Everything that a plan depends on.
 #[derive(Debug)]
 pub struct MemoryInputs {
-    /// What is needed besides slabs, with the least scratch.
+    /// Everything except slabs, with the least scratch.
     pub needs: MemoryBreakdown,
-    /// Scratch with which the prompt goes through each layer at once.
+    /// Scratch with which the prompt is one slice.
     pub prompt_scratch: u64,
     /// Footprint and number of the experts of each slab class.
     pub footprints: Vec<Footprint>,
@@ -69,66 +72,67 @@ pub struct MemoryInputs {
     pub moe_layers: usize,
     /// Experts that a token uses in a layer.
     pub top_k: usize,
-    /// What the machine has to spare.
+    /// Available memory.
     pub available: Result<Available, MemoryError>,
-    /// Bytes of resident weights with `--dense-bits 4`, where that was not asked for.
+    /// Bytes of resident weights with `--dense-bits 4`, if that is not requested.
     four_bits: Option<u64>,
-    wish: MemoryOverrides,
+    overrides: MemoryOverrides,
 }
 
-/// Looks at a model and at the machine.
+/// Measures a model and the machine.
 pub fn survey(
     shards: &Shards,
     config: &Config,
     files: &ExpertFiles,
-    ask: PlanRequest,
+    request: PlanRequest,
     roots: &Roots,
 ) -> MemoryInputs {
     let available = available(roots);
-    let budget = budget(&available, &ask.wish);
-    let rounding = (ask.round_experts).map_or(0, |_| Rounding::bytes(config, ask.threads));
+    let budget = budget(&available, &request.overrides);
+    let sequences = request.sequences as u64;
+    let rounding = (request.round_experts).map_or(0, |_| Rounding::bytes(config, request.threads));
     MemoryInputs {
         needs: MemoryBreakdown {
-            dense: resident_bytes(shards, config, ask.dense),
-            kv: kv_bytes(config, ask.dsa, ask.context),
+            dense: resident_bytes(shards, config, request.dense),
+            kv: kv_bytes(config, request.dsa, request.context).saturating_mul(sequences),
             scratch: RunnerOptions::default().scratch_bytes as u64,
-            scores: scores_bytes(ask.threads, ask.context),
-            drafts: draft_bytes(config, ask.drafts),
+            scores: scores_bytes(request.threads, request.context),
+            drafts: draft_bytes(config, request.drafts).saturating_mul(sequences),
             index: shards.len() as u64 * INDEX_ENTRY,
             program: PROGRAM.saturating_add(rounding),
-            record: match ask.record {
+            record: match request.record {
                 true => demand_trace::bytes(demand_trace::MAX_ENTRIES)
                     .min(budget.unwrap_or(0) / RECORD_SHARE),
                 false => 0,
             },
         },
-        prompt_scratch: BatchLimits::scratch_for(config, ask.dsa, ask.prompt),
+        prompt_scratch: BatchLimits::scratch_for(config, request.dsa, request.prompt),
         footprints: files.footprints(),
         moe_layers: files.moe_layers(),
         top_k: config.num_experts_per_tok,
         available,
-        four_bits: (ask.dense.is_none())
+        four_bits: (request.dense.is_none())
             .then(|| resident_bytes(shards, config, Some(Packing::Int4Group(64)))),
-        wish: ask.wish,
+        overrides: request.overrides,
     }
 }
 
-/// What a plan may use, if anything is known about it.
-fn budget(available: &Result<Available, MemoryError>, wish: &MemoryOverrides) -> Option<u64> {
+/// Bytes that a plan may use; `None` if unknown.
+fn budget(available: &Result<Available, MemoryError>, overrides: &MemoryOverrides) -> Option<u64> {
     let available = available.as_ref().map(Available::budget).ok();
-    wish.ram.or(available)
+    overrides.ram.or(available)
 }
 
 impl MemoryInputs {
-    /// The plan: the slabs that were wished, else as many as fit.
+    /// The plan: the requested slabs, or as many as fit.
     ///
-    /// A prompt that is cut into slices reads its experts once for each, so scratch for longer slices is worth more than
-    /// slabs: it gets up to an eighth of what is left beside the wished or the fewest slabs.
+    /// Each slice of a prompt reads its experts again, so scratch for longer slices is worth more than slabs. It gets up to an eighth of what
+    /// the requested or the fewest slabs leave.
     ///
     /// # Errors
-    /// [`PlanError::DoesNotFit`], and [`PlanError::Unknown`] where nothing is known and no budget was given.
+    /// [`PlanError::DoesNotFit`], and [`PlanError::Unknown`] when neither the available memory nor a budget is known.
     pub fn plan(&self) -> Result<Plan, PlanError> {
-        let slots = Some(self.wish.cache_slots.unwrap_or(0));
+        let slots = Some(self.overrides.cache_slots.unwrap_or(0));
         let mut fewest = self.plan_with(&self.needs, slots);
         if let Err(PlanError::DoesNotFit { advice, .. }) = &mut fewest
             && let Some(dense) = self.four_bits
@@ -137,7 +141,7 @@ impl MemoryInputs {
                 dense,
                 ..self.needs
             };
-            // Worth saying only where it helps.
+            // Advice only where it helps.
             if self.plan_with(&smaller, slots).is_ok() {
                 *advice = "give --dense-bits 4, with which it fits".to_owned();
             }
@@ -149,10 +153,10 @@ impl MemoryInputs {
             scratch: self.needs.scratch + more.min(spare / 8),
             ..self.needs
         };
-        self.plan_with(&needs, self.wish.cache_slots)
+        self.plan_with(&needs, self.overrides.cache_slots)
     }
 
-    /// The fewest slabs that work, whether they fit or not: bytes.
+    /// Bytes of the fewest slabs that work, whether they fit or not.
     pub fn working_bytes(&self) -> u64 {
         let minimum = |f: &Footprint| {
             f.bytes
@@ -164,9 +168,9 @@ impl MemoryInputs {
             .fold(0, u64::saturating_add)
     }
 
-    /// What the plan may use, if anything is known about it.
+    /// Bytes that the plan may use; `None` if unknown.
     pub fn budget(&self) -> Option<u64> {
-        budget(&self.available, &self.wish)
+        budget(&self.available, &self.overrides)
     }
 
     fn plan_with(
@@ -174,9 +178,9 @@ impl MemoryInputs {
         needs: &MemoryBreakdown,
         cache_slots: Option<u64>,
     ) -> Result<Plan, PlanError> {
-        let available = match (&self.available, self.wish.ram) {
+        let available = match (&self.available, self.overrides.ram) {
             (Ok(available), _) => available.budget(),
-            // What is not known bounds nothing that was given explicitly.
+            // An explicit budget needs no measurement.
             (Err(_), Some(ram)) => ram,
             (Err(error), None) => {
                 return Err(PlanError::Unknown(error.clone()));
@@ -187,10 +191,10 @@ impl MemoryInputs {
             moe_layers: self.moe_layers,
             top_k: self.top_k,
         };
-        let wish = MemoryOverrides {
+        let overrides = MemoryOverrides {
             cache_slots,
-            ..self.wish
+            ..self.overrides
         };
-        plan(needs, experts, wish, available)
+        plan(needs, experts, overrides, available)
     }
 }

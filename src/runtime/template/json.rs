@@ -1,9 +1,9 @@
-//! The filter `tojson`, as templates know it from Python: spaces after commas and colons, nothing escaped for HTML.
+//! Implements the filter `tojson` like Python: spaces after commas and colons, no HTML escapes.
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-/// More is for no human and no model.
+/// Spaces for a level.
 const MAX_INDENT: usize = 16;
 /// A small value may contain others so often that all the memory there is does not hold its text.
 const MAX_BYTES: usize = 64 << 20;

@@ -1,17 +1,17 @@
-//! How values are printed: as the template engine does, but for those that contain themselves.
+//! Prints values like the template engine, but refuses those that contain themselves.
 
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State, escape_formatter};
 
-/// Deeper is nothing that a template means to print.
+/// Depth of nesting that is printed.
 const MAX_DEPTH: usize = 128;
-/// A list may have another one twice, and that one a third one, and so on: then there are more values than memory holds.
+/// Values that are printed at once. A list that shares elements may contain exponentially many.
 const MAX_VALUES: usize = 1 << 20;
 
 /// Writes a value.
 ///
 /// # Errors
-/// That it has no end.
+/// A value that is endless, too deep or too large.
 pub fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     if !ends(value, MAX_DEPTH, &mut 0) {
         let why = "a value cannot be printed: it contains itself, or too many others";
@@ -20,12 +20,12 @@ pub fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), E
     escape_formatter(out, state, value)
 }
 
-/// Whether a value has at most `depth` levels, and not too many values in them, of which `seen` were before it.
+/// Whether a value has at most `depth` levels and, with the `seen` values before it, at most [`MAX_VALUES`] values.
 fn ends(value: &Value, depth: usize, seen: &mut usize) -> bool {
     *seen += 1;
     let kind = value.kind();
     let contains = matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
-    // What does not know its length is printed without its elements, which can be had only once.
+    // Iterators without a length are printed without their elements.
     if !contains || value.len().is_none() {
         return true;
     }

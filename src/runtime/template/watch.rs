@@ -1,40 +1,39 @@
-//! Runs something that may not come to an end, or may take all the memory.
+//! Runs a function on a thread, with limits on time and memory.
 //!
-//! The fuel of the template engine bounds what a template does step by step, and not everything that one step does: to compare
-//! lists whose elements are all the same list takes as long as there are ways through them, and to read an expression of many operators
-//! as long as there are pairs of them.
+//! The fuel of the template engine bounds the number of steps, but not the work of one step. Comparing lists that share elements takes
+//! exponential time. Parsing an expression takes quadratic time in its operators.
 
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-/// Expressions and values are taken apart recursively: an expression may have a level for each of its bytes, a value some 100,000, and one
-/// that contains itself has no end of them. So the stack is larger than the memory that may be taken, by as much as can be touched before
-/// somebody looks. What is not touched costs nothing.
+/// The engine recurses over expressions and values: one level for each byte of an expression, and without end for a value that contains
+/// itself. So the stack exceeds the memory limit by what can be touched between two checks. Untouched pages cost nothing.
 const STACK_BEYOND_MEMORY: u64 = 1 << 30;
 /// Some systems refuse more.
 const MAX_STACK: u64 = 4 << 30;
+/// Time between two checks.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// What it may take.
+/// Bounds of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub time: Duration,
-    /// Bytes that become resident meanwhile, in the whole process.
+    /// Bytes by which the resident memory of the process may grow.
     pub memory: u64,
 }
 
 /// Why there is no result.
 #[derive(Debug)]
 pub enum NoResult {
-    /// It took too much, and goes on on a thread of its own: whoever gets this had better end the program.
+    /// A limit was exceeded. The function keeps running on its thread, so the program should end soon.
     Exhausted,
-    /// There is no room for a thread with this stack, in bytes.
+    /// No thread with a stack of so many bytes can be made.
     NoThread(u64, io::Error),
 }
 
-/// The result of `run`, or why there is none.
+/// Runs `run` within `limits`.
 pub fn within<T: Send + 'static>(
     limits: Limits,
     run: impl FnOnce() -> T + Send + 'static,
@@ -47,7 +46,7 @@ pub fn within<T: Send + 'static>(
     let thread = Builder::new()
         .name("template".into())
         .stack_size(usize::try_from(stack).unwrap_or(usize::MAX));
-    // Who has left does not wait for the result.
+    // Sending fails when the limits were exceeded before.
     let spawned = thread.spawn(move || drop(send.send(run())));
     spawned.map_err(|error| NoResult::NoThread(stack, error))?;
     loop {
@@ -63,7 +62,7 @@ pub fn within<T: Send + 'static>(
     }
 }
 
-/// What is resident, in bytes; 0 where /proc does not say.
+/// Resident memory in bytes; 0 when it cannot be read.
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm

@@ -1,4 +1,4 @@
-//! `tokenizer_config.json`: what a tokenizer's special tokens are for, and the chat template, if it is there.
+//! Reads `tokenizer_config.json`: the roles of special tokens, and the chat template.
 
 use std::io;
 use std::path::Path;
@@ -18,10 +18,10 @@ const NAMED: [&str; 7] = [
     "mask_token",
 ];
 
-/// What of a `tokenizer_config.json` matters here.
+/// The used keys of a `tokenizer_config.json`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// `bos_token` and its like: name and text.
+    /// Named tokens, like `bos_token`: name and text.
     pub tokens: Vec<(&'static str, String)>,
     /// The key `chat_template`.
     pub chat_template: Option<TemplateSource>,
@@ -30,20 +30,20 @@ pub struct Settings {
 /// How a `tokenizer_config.json` holds a chat template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TemplateSource {
-    /// The text of the only one, or of the one that is named `default`.
+    /// The only template, or the one named `default`.
     Text(String),
-    /// Several, none of which is the default: their names.
+    /// The names of several, none of which is `default`.
     Named(Vec<String>),
-    /// No text: its JSON type.
+    /// The JSON type of a value that is not a template.
     Other(&'static str),
 }
 
 impl Settings {
-    /// Reads `tokenizer_config.json` of a model directory. Without that file nothing is set.
+    /// Reads `tokenizer_config.json` of a model directory. A missing file gives the default.
     ///
     /// # Errors
-    /// [`ConfigError::Read`] and [`ConfigError::Json`], naming the file, and [`ConfigError::Type`] for a token that is none, naming the
-    /// file and the key.
+    /// [`ConfigError::Read`] and [`ConfigError::Json`], naming the file, and [`ConfigError::Type`] for a value that is not a token,
+    /// naming the file and the key.
     pub fn load(dir: &Path) -> Result<Settings, ConfigError> {
         let path = dir.join("tokenizer_config.json");
         let value = match read_object(&path) {

@@ -1,24 +1,23 @@
-//! Text from ids that arrive one at a time.
+//! Decodes ids that arrive one at a time.
 
 use super::{Tokenizer, TokenizerError};
 
-/// Ids are held back this long while they end in something that is no UTF-8; a character has at most four
-/// bytes, so more can only be bytes that never become one.
+/// Ids that are held back while their text ends in an incomplete character. A character has at most four bytes, so more ids can only be
+/// invalid bytes.
 const PATIENCE: usize = 8;
 
-/// Text from ids that arrive one at a time. Its pieces never split a character, and joined they are what
-/// [`Tokenizer::decode`] gives for all ids at once.
+/// Decodes ids that arrive one at a time. Its pieces never split a character; joined, they equal [`Tokenizer::decode`] of all ids.
 ///
-/// A token's text depends on its neighbours (a character may be spread over several tokens, the first word
-/// of a text may lose its space), so every id is decoded together with the last few before it.
+/// A token's text depends on its neighbours: a character may be spread over several tokens, and the first word of a text may lose its space.
+/// So every id is decoded together with the last few before it.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// The window that is decoded: ids whose text is out already, then those held back.
+    /// The window that is decoded: ids whose text was returned, then those held back.
     ids: Vec<u32>,
-    /// How many ids of the window have all their text out.
+    /// Ids of the window whose text was returned.
     settled: usize,
-    /// Bytes of the window's text that are out.
+    /// Bytes of the window's text that were returned.
     printed: usize,
 }
 
@@ -32,7 +31,7 @@ impl TextStream<'_> {
         }
     }
 
-    /// Takes the next id and returns the text that is now certain, which may be empty.
+    /// Takes the next id and returns the text that it completes, which may be empty.
     ///
     /// # Errors
     /// [`TokenizerError::Decode`].
@@ -50,7 +49,7 @@ impl TextStream<'_> {
         self.printed = self.printed.max(certain.len());
         let complete = certain.len() == text.len();
         if complete && !piece.is_empty() {
-            // The ids that were settled before served as context for these; now these do for the next.
+            // These ids become the context of the next ones.
             self.restart(self.settled)?;
         } else if held > 4 * PATIENCE {
             self.restart(self.ids.len() - PATIENCE)?;
@@ -58,7 +57,7 @@ impl TextStream<'_> {
         Ok(piece)
     }
 
-    /// The text that was held back for more to come.
+    /// The text that was held back.
     ///
     /// # Errors
     /// [`TokenizerError::Decode`].

@@ -2,7 +2,7 @@
 //! docs/formats.md has the layout.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -215,15 +215,13 @@ fn bytes(usage: &Usage, model: &Identity) -> Vec<u8> {
     bytes
 }
 
-/// Writes the file, whole or not at all. Two processes that do so at once leave that of the last.
+/// Writes the file atomically.
 pub(super) fn write(path: &Path, usage: &Usage, model: &Identity) -> io::Result<()> {
-    // A name of its own, so that nobody else writes into it; as readable as any other file that is made.
+    // Readable like any other new file.
     let mode = fs::Permissions::from_mode(0o666);
-    let temp = atomic_file::beside(path, Builder::new().prefix(FILE_NAME).permissions(mode))?;
-    temp.as_file().write_all(&bytes(usage, model))?;
-    temp.as_file().sync_all()?;
-    temp.persist(path)?;
-    Ok(())
+    let builder = &mut Builder::new();
+    let builder = builder.prefix(FILE_NAME).permissions(mode);
+    atomic_file::write(path, builder, &bytes(usage, model))
 }
 
 #[cfg(test)]

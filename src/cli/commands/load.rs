@@ -1,0 +1,80 @@
+//! Loads the model of a command, with a progress bar.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use anyhow::Context;
+use colibri_uring::model::draft::Mode;
+use colibri_uring::runtime::{
+    LoadProgress, LoadStage, Model, ModelOptions, RunOptions, TextRunner,
+};
+use indicatif::ProgressBar;
+
+use crate::cli::args::model::ModelArgs;
+use crate::cli::interrupt::{self, Loading};
+use crate::cli::output::progress;
+
+/// An opened model. Until it is loaded or dropped, SIGINT and SIGTERM end the process.
+pub struct Opened {
+    model: Model,
+    start: Instant,
+    bar: Arc<OnceLock<ProgressBar>>,
+    _loading: Loading,
+}
+
+/// A loaded model, and how long it took since it was opened.
+pub struct Loaded {
+    pub model: Model,
+    pub runner: TextRunner,
+    pub load_seconds: f64,
+}
+
+/// Opens the model that the flags name.
+pub fn open(args: &ModelArgs, drafts: Mode) -> anyhow::Result<Opened> {
+    let options = args.model_options()?;
+    let start = Instant::now();
+    let loading = Loading::begin().context("cannot handle Ctrl-C")?;
+    let bar = Arc::new(OnceLock::<ProgressBar>::new());
+    let shown = bar.clone();
+    let observe = move |stage| match stage {
+        LoadStage::Weights { done, all } => {
+            shown
+                .get_or_init(|| progress::bytes(all))
+                .set_position(done);
+        }
+        LoadStage::Complete => interrupt::loaded(),
+    };
+    let options = ModelOptions {
+        drafts,
+        progress: Some(LoadProgress::new(observe)),
+        ..options
+    };
+    Ok(Opened {
+        model: Model::open(&args.model[0], &options)?,
+        start,
+        bar,
+        _loading: loading,
+    })
+}
+
+impl Opened {
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Loads it. From then on, SIGINT and SIGTERM ask to stop.
+    pub fn load(self, options: RunOptions) -> anyhow::Result<Loaded> {
+        let runner = self.model.runner(&RunOptions {
+            stop: Some(interrupt::stop_flag()),
+            ..options
+        });
+        if let Some(bar) = self.bar.get() {
+            bar.finish_and_clear();
+        }
+        Ok(Loaded {
+            runner: runner?,
+            model: self.model,
+            load_seconds: self.start.elapsed().as_secs_f64(),
+        })
+    }
+}
