@@ -48,7 +48,7 @@ impl ExpertAssignments {
         self.starts.pop();
     }
 
-    /// The tokens of an expert; none when there is no such expert.
+    /// The tokens of an expert; none for an id beyond the last expert.
     pub fn of(&self, expert: usize) -> &[RoutedToken] {
         match self.starts.get(expert..expert + 2) {
             Some(&[start, end]) => &self.tokens[start..end],

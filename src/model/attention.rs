@@ -1,9 +1,9 @@
-//! Multi-head latent attention over the compressed cache.
+//! Computes multi-head latent attention over the compressed cache.
 //!
 //! Keys and values are never expanded. With W_k and W_v the two halves of a head's rows of `kv_b`, a score is
 //! `q_nope . (W_k c) = (W_k^T q_nope) . c`, so that the query is brought to the width of the cache instead
 //! (absorbed), and the output is `W_v (sum of p c)`. Prefill, decode and verification all use this one form,
-//! one token and group of heads at a time: the numbers do not depend on how tokens were grouped.
+//! one token and group of heads at a time: no number depends on how tokens were grouped.
 
 use crate::config::Config;
 use crate::model::indexer::{Indexer, IndexerScratch, Selection};
@@ -23,8 +23,8 @@ const NORM_EPS: f32 = 1e-6;
 /// Heads of a tile at most: each block of the cache is read once for all of them.
 pub(super) const MAX_GROUP: usize = 8;
 
-/// Tokens whose heads read fewer bytes (of the cache and of `kv_b`, from L2 mostly) are attended to on the calling thread: a helper that
-/// has gone to sleep since the last product comes too late for them.
+/// Attention that reads fewer bytes (of the cache and of `kv_b`, from L2 mostly) runs on the calling thread: a helper that has gone to
+/// sleep since the last product would come too late.
 const INLINE_BYTES: usize = 4 << 20;
 /// Tiles of a token that threads can share, at least.
 const TILES: usize = 4;
@@ -50,7 +50,7 @@ pub struct Attention {
     scale: f32,
 }
 
-/// Scratch of attention: that of the tokens, and that of the tiles that run at the same time.
+/// Scratch of the tokens, and of the tiles that run at the same time.
 #[derive(Debug)]
 pub struct AttentionScratch {
     low: Vec<f32>,
@@ -63,7 +63,7 @@ pub struct AttentionScratch {
 }
 
 impl AttentionScratch {
-    /// No scratch yet.
+    /// Empty scratch.
     pub fn new() -> AttentionScratch {
         AttentionScratch {
             low: Vec::new(),
@@ -296,9 +296,9 @@ struct Heads<'a> {
 /// The positions that a token attends to, ascending.
 #[derive(Clone, Copy)]
 enum Attended<'a> {
-    /// All before this one.
+    /// All positions below this one.
     First(usize),
-    /// These.
+    /// The listed positions.
     Some(&'a [u32]),
 }
 

@@ -62,7 +62,7 @@ impl<'a> PassLogits<'a> {
     /// The logits [vocab_size] in row `row` of step `step`.
     ///
     /// # Panics
-    /// When the step has no such row.
+    /// When the step did not ask for that row.
     pub fn row(&self, step: usize, row: usize) -> &'a [f32] {
         &self.of(step)[row * self.vocab_size..][..self.vocab_size]
     }

@@ -1,8 +1,8 @@
-//! Sparse attention (DSA): which earlier positions a token attends to.
+//! Chooses the earlier positions that a token attends to: sparse attention (DSA).
 //!
 //! A full layer scores every earlier position with a few light heads and keeps the best `index_topk`; the
 //! shared layers after it reuse that choice. Up to `index_topk` positions attention is dense, but the keys
-//! are kept from the first token on, because later tokens will score them.
+//! are stored from the first token on, because later tokens will score them.
 
 use std::ops::Range;
 
@@ -29,9 +29,9 @@ const MAX_SCORES: usize = 1 << 19;
 pub struct Selection {
     /// Positions kept a token; `None` when attention is dense.
     top_k: Option<usize>,
-    /// [tokens, top_k]; the rows of tokens with at most top_k positions are left over.
+    /// [tokens, top_k]; the rows of tokens with at most top_k positions are unspecified.
     picked: Vec<u32>,
-    /// What every token attends to, while an earlier choice is kept.
+    /// The positions of every token, while an earlier choice is kept.
     kept: Option<Vec<u32>>,
 }
 
@@ -45,7 +45,7 @@ impl Selection {
         }
     }
 
-    /// From now on, every token attends to what token `row` at `position` attends to, and nothing is chosen anew.
+    /// Until [`Selection::choose_anew`], every token attends to the positions of token `row` at `position`.
     pub fn keep(&mut self, row: usize, position: usize) {
         let kept = match self.row(row, position) {
             Some(picked) => picked.to_vec(),
@@ -71,7 +71,7 @@ impl Selection {
         }
     }
 
-    /// What token `row` at `position` attends to, ascending; `None` for all positions up to its own.
+    /// The positions of token `row` at `position`, ascending; `None` for all up to its own.
     pub fn row(&self, row: usize, position: usize) -> Option<&[u32]> {
         if self.kept.is_some() {
             return self.kept.as_deref();
@@ -111,7 +111,7 @@ pub struct IndexerScratch {
 }
 
 impl IndexerScratch {
-    /// No scratch yet.
+    /// Empty scratch.
     pub fn new() -> IndexerScratch {
         IndexerScratch {
             queries: Vec::new(),

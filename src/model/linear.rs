@@ -1,4 +1,4 @@
-//! A projection with an optional bias.
+//! Computes a projection with an optional bias.
 
 use crate::pool::Pool;
 use crate::weight::{Loader, Weight, WeightError};

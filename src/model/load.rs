@@ -1,4 +1,4 @@
-//! The resident part of a model, and how it gets into memory.
+//! Loads the resident tensors of a model.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The gated MLP: down(silu(gate(x)) * up(x)).
+//! Computes the gated MLP: down(silu(gate(x)) * up(x)).
 
 use crate::config::Config;
 use crate::model::ops;
@@ -40,7 +40,7 @@ impl Mlp {
         })
     }
 
-    /// `out` [n, hidden] of `x` [n, hidden]. `done` is told how many more columns are complete.
+    /// `out` [n, hidden] of `x` [n, hidden]. `done` is called with the number of columns completed.
     pub fn forward(
         &self,
         pool: &Pool,

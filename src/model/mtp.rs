@@ -1,8 +1,8 @@
-//! The layer for multi-token prediction (MTP), with which the model drafts its own continuation.
+//! Loads the layer for multi-token prediction (MTP), which drafts the model's continuation.
 //!
 //! It stands at index `num_hidden_layers`, is a decoder layer with experts, and shares the embedding and the head with the
 //! model. At position t it is given the token at t + 1 and the hidden state of t, and its output predicts the token at t + 2.
-//! What becomes of that is in `draft.rs`.
+//! `draft` runs it.
 
 use crate::config::{Config, MlpKind, Prediction};
 use crate::model::indexer::Indexer;
@@ -12,10 +12,10 @@ use crate::stream::Catalog;
 use crate::stream::catalog::CatalogError;
 use crate::weight::{Loader, Weight, WeightError};
 
-/// Tokens decoded one at a time that the layer may be behind before it takes them at once.
+/// Tokens that the layer may lag behind the sequence before it computes them at once.
 pub(super) const MAX_UNSEEN: usize = 256;
 
-/// What only this layer has, beside what every decoder layer has.
+/// Tensors that this layer has in addition to those of a decoder layer.
 const OWN: [&str; 4] = [
     "eh_proj.weight",
     "enorm.weight",

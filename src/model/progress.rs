@@ -1,22 +1,22 @@
-//! How far a prompt has come, for whoever waits for it.
+//! Reports the progress of a prompt to an observer.
 
 use std::fmt;
 
-/// How much of a prompt is computed. All tokens of a slice go through a layer together, so that what is counted are not tokens: a
-/// step is one expert of one token, or as much of its way through the rest of a layer.
+/// How much of a prompt is computed. All rows of a slice go through a layer together, so steps are counted instead of tokens: a
+/// step is one expert of one token, or an equal part of the rest of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Steps that are done.
+    /// Steps computed so far.
     pub done: u64,
     /// Steps of the prompt, at least 1.
     pub all: u64,
 }
 
-/// Counts steps, and tells who wants to know.
+/// Counts steps and calls the observer.
 #[derive(Default)]
 pub struct Meter {
     observer: Option<Box<dyn FnMut(Progress) + Send>>,
-    /// Those of the running prompt; of nothing else.
+    /// Steps of the running prompt; `None` while tokens are decoded.
     progress: Option<Progress>,
 }
 
@@ -29,12 +29,12 @@ impl fmt::Debug for Meter {
 }
 
 impl Meter {
-    /// From now on tells this one.
+    /// Replaces the observer.
     pub fn observe(&mut self, observer: Box<dyn FnMut(Progress) + Send>) {
         self.observer = Some(observer);
     }
 
-    /// A prompt of so many steps begins.
+    /// Begins a prompt of `steps` steps.
     pub fn start(&mut self, steps: usize) {
         self.progress = Some(Progress {
             done: 0,
@@ -42,7 +42,7 @@ impl Meter {
         });
     }
 
-    /// So many more are done. The prediction layer's are beyond what was announced.
+    /// Counts `steps` more. Those of the prediction layer exceed the announced number and are cut off.
     pub fn add(&mut self, steps: usize) {
         if let (Some(progress), Some(observer)) = (&mut self.progress, &mut self.observer) {
             progress.done = (progress.done + steps as u64).min(progress.all);
@@ -50,7 +50,7 @@ impl Meter {
         }
     }
 
-    /// The prompt is computed, or will not be.
+    /// Ends the prompt.
     pub fn stop(&mut self) {
         self.progress = None;
     }

@@ -1,4 +1,4 @@
-//! Rotary position embedding on interleaved pairs (2i, 2i + 1).
+//! Rotates queries and keys by their position (RoPE), on interleaved pairs (2i, 2i + 1).
 
 /// Cosine and sine of one pair's angle.
 pub type Angle = [f32; 2];

@@ -1,7 +1,7 @@
-//! Experts that are rounded each time they are computed (`--expert-bits`).
+//! Rounds experts each time they are computed (`--expert-bits`).
 //!
-//! It tells what a model would say if its experts were converted, before hours are spent on converting them, and to the last
-//! bit. It saves neither reading nor slabs, and rounding takes longer than the product.
+//! Previews the output of a converted model, bit for bit, before hours are spent on the conversion. It saves neither reads nor slabs, and
+//! rounding takes longer than the product.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use crate::quant::Matrix;
 use crate::quant::encode::{NotFinite, Packing};
 use crate::weight::{Block, Piece, Quantised, Rows, RowsError, quantise};
 
-/// What float and FP8 matrices become, and the buffers for it.
+/// The packing of float and FP8 matrices, and the buffers for it.
 #[derive(Debug)]
 pub struct Rounding {
     packing: Packing,

@@ -1,4 +1,4 @@
-//! Which experts a token uses, and how much.
+//! Chooses the experts of a token and their weights.
 
 use crate::config::Config;
 use crate::model::ops;

@@ -1,4 +1,4 @@
-//! The largest values of a list, for the router and the indexer.
+//! Selects the largest values of a list, for the router and the indexer.
 
 use std::cmp::Ordering;
 

@@ -42,24 +42,24 @@ impl Opened {
         }
     }
 
-    fn session(&self) -> Solo {
+    fn solo(&self) -> Solo {
         let options = RunnerOptions::default();
         Solo::new(&self.model, self.fixture.store(), &self.pool, options)
     }
 
-    /// A session with what the file has in common with `prompt`.
+    /// A sequence with what the file has in common with `prompt`.
     fn resumed(&self, file: &KvFile, prompt: &[u32]) -> (Solo, usize) {
-        let mut session = self.session();
+        let mut solo = self.solo();
         let kept = reusable(file.ids(), prompt).min(file.rows());
         assert!(file.rows() == 0 || file.ids()[..kept] == prompt[..kept]);
-        let Solo { runner, sequence } = &mut session;
+        let Solo { runner, sequence } = &mut solo;
         file.restore(runner, sequence, kept).unwrap();
-        (session, kept)
+        (solo, kept)
     }
 
     /// The logits after the last of `ids`, from the beginning.
     fn logits(&self, ids: &[u32]) -> Vec<u32> {
-        bits(self.session().prefill(ids).unwrap())
+        bits(self.solo().prefill(ids).unwrap())
     }
 }
 
@@ -87,18 +87,18 @@ fn settings() -> Vec<(&'static str, LoadOptions)> {
 }
 
 #[test]
-fn reopened_sessions_go_on_to_the_last_bit() {
+fn reopened_sequences_go_on_to_the_last_bit() {
     for (name, options) in settings() {
         let opened = Opened::new(name, options);
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("talk.kv");
         let ids = opened.fixture.ids("/score/ids");
-        let mut straight = opened.session();
+        let mut straight = opened.solo();
         let mut expected = Vec::new();
         straight
             .score(&ids, |_, logits| expected.push(bits(logits)))
             .unwrap();
-        // Some turns, the tokens of each at once or one at a time, every one in a session of its own.
+        // Some turns, each with a new runner, the tokens of each at once or one at a time.
         let cuts = [
             1,
             ids.len() / 3,
@@ -108,38 +108,38 @@ fn reopened_sessions_go_on_to_the_last_bit() {
         ];
         for (turn, end) in cuts.into_iter().enumerate() {
             let mut file = KvFile::open(&path, opened.fingerprint).unwrap();
-            let (mut session, kept) = opened.resumed(&file, &ids[..end]);
-            // All but the last token, which had no rows, because nobody asked what comes after it.
+            let (mut solo, kept) = opened.resumed(&file, &ids[..end]);
+            // All but the last token, which had no rows: it was never fed.
             let before = turn.checked_sub(1).map_or(0, |turn| cuts[turn] - 1);
             assert_eq!(kept, before, "{name}");
             let step = if turn % 2 == 0 { end } else { 1 };
             for (i, ids) in ids[kept..end].chunks(step).enumerate() {
-                let logits = bits(session.prefill(ids).unwrap());
+                let logits = bits(solo.prefill(ids).unwrap());
                 assert!(
                     logits == expected[kept + i * step + ids.len() - 1],
                     "{name} {turn}"
                 );
             }
-            session.truncate(end - 1);
-            file.append(&ids[..end], &session.kv(), b"").unwrap();
+            solo.truncate(end - 1);
+            file.append(&ids[..end], &solo.kv(), b"").unwrap();
         }
         // Another end: the common beginning is not computed again.
         let mut other = ids[..ids.len() / 2].to_vec();
         other.extend([3, 4, 5]);
         let mut file = KvFile::open(&path, opened.fingerprint).unwrap();
-        let (mut session, kept) = opened.resumed(&file, &other);
+        let (mut solo, kept) = opened.resumed(&file, &other);
         assert!(kept >= ids.len() / 2, "{name}");
-        let logits = bits(session.prefill(&other[kept..]).unwrap());
+        let logits = bits(solo.prefill(&other[kept..]).unwrap());
         assert!(logits == opened.logits(&other), "{name}");
-        file.append(&other, &session.kv(), b"").unwrap();
+        file.append(&other, &solo.kv(), b"").unwrap();
         drop(file);
         let file = KvFile::open(&path, opened.fingerprint).unwrap();
         assert_eq!((file.ids(), file.rows()), (&other[..], other.len()));
         // The same prompt again: the last token is computed, and says the same.
-        let (mut session, kept) = opened.resumed(&file, &other);
+        let (mut solo, kept) = opened.resumed(&file, &other);
         assert_eq!(kept, other.len() - 1);
         assert!(
-            bits(session.prefill(&other[kept..]).unwrap()) == logits,
+            bits(solo.prefill(&other[kept..]).unwrap()) == logits,
             "{name}"
         );
     }
@@ -157,8 +157,8 @@ fn drafts_come_and_go() {
         let ids = with.fixture.ids("/score/ids");
         let mut expected = Vec::new();
         let each = |_, logits: &[f32]| expected.push(bits(logits));
-        without.session().score(&ids, each).unwrap();
-        let mut straight = with.session();
+        without.solo().score(&ids, each).unwrap();
+        let mut straight = with.solo();
         straight.prefill(&ids).unwrap();
         let straight = straight.draft(4, 4).unwrap();
         let cuts = [3, 7, ids.len() / 2, ids.len() - 3, ids.len()];
@@ -173,25 +173,25 @@ fn drafts_come_and_go() {
             for (end, drafts) in cuts.into_iter().zip(drafting) {
                 let opened = if drafts { &with } else { &without };
                 let mut file = KvFile::open(&path, opened.fingerprint).unwrap();
-                let (mut session, kept) = opened.resumed(&file, &ids[..end]);
+                let (mut solo, kept) = opened.resumed(&file, &ids[..end]);
                 let before = file.ids().len();
                 assert_eq!(kept, before.saturating_sub(1), "{name} {drafting:?}");
                 for (i, id) in ids[..end].iter().enumerate().skip(kept) {
                     if drafts && i > 0 {
-                        assert_eq!(session.draft(*id, 2).unwrap().len(), 2);
+                        assert_eq!(solo.draft(*id, 2).unwrap().len(), 2);
                     }
-                    let logits = bits(session.prefill(&[*id]).unwrap());
+                    let logits = bits(solo.prefill(&[*id]).unwrap());
                     assert!(logits == expected[i], "{name} {drafting:?} at {i}");
                 }
-                session.truncate(end - 1);
-                session.settle_drafts().unwrap();
-                file.append(&ids[..end], &session.kv(), b"").unwrap();
+                solo.truncate(end - 1);
+                solo.settle_drafts().unwrap();
+                file.append(&ids[..end], &solo.kv(), b"").unwrap();
             }
             let file = KvFile::open(&path, with.fingerprint).unwrap();
             assert_eq!(file.ids(), ids);
-            let (mut session, kept) = with.resumed(&file, &ids);
-            session.prefill(&ids[kept..]).unwrap();
-            let drafts = session.draft(4, 4).unwrap();
+            let (mut solo, kept) = with.resumed(&file, &ids);
+            solo.prefill(&ids[kept..]).unwrap();
+            let drafts = solo.draft(4, 4).unwrap();
             // What the layer has seen of all tokens is there again.
             assert!(drafts == straight || drafting.contains(&false));
             assert_eq!(drafts.len(), 4);
@@ -200,18 +200,18 @@ fn drafts_come_and_go() {
 }
 
 #[test]
-fn a_session_reuses_what_it_has() {
+fn a_sequence_reuses_what_it_has() {
     let opened = Opened::new("f16-long", LoadOptions::default());
     let ids = opened.fixture.ids("/score/ids");
-    let mut session = opened.session();
-    session.prefill(&ids).unwrap();
+    let mut solo = opened.solo();
+    solo.prefill(&ids).unwrap();
     let mut other = ids[..200].to_vec();
     other.extend([7, 8, 9]);
     for (prompt, kept) in [(&ids, ids.len() - 1), (&other, 200), (&ids, 200)] {
-        let kept_now = session.reuse(prompt);
+        let kept_now = solo.reuse(prompt);
         assert_eq!(kept_now, kept);
-        assert_eq!(session.ids(), &prompt[..kept]);
-        let logits = bits(session.prefill(&prompt[kept..]).unwrap());
+        assert_eq!(solo.ids(), &prompt[..kept]);
+        let logits = bits(solo.prefill(&prompt[kept..]).unwrap());
         assert!(logits == opened.logits(prompt));
     }
 }
@@ -243,11 +243,11 @@ fn caches_that_do_not_fit_are_refused() {
     let without_keys = Opened::new("f16-long", dense);
     let dir = tempfile::tempdir().unwrap();
     let mut file = KvFile::open(&dir.path().join("a.kv"), opened.fingerprint).unwrap();
-    let mut session = opened.session();
-    session.prefill(&[1, 2, 3]).unwrap();
-    file.append(&[1, 2, 3], &session.kv(), b"").unwrap();
-    let refused = |session: &mut Solo, ids: &[u32]| {
-        let Solo { runner, sequence } = session;
+    let mut solo = opened.solo();
+    solo.prefill(&[1, 2, 3]).unwrap();
+    file.append(&[1, 2, 3], &solo.kv(), b"").unwrap();
+    let refused = |solo: &mut Solo, ids: &[u32]| {
+        let Solo { runner, sequence } = solo;
         let shape = file.shape().unwrap();
         let rows = |rows: &mut KvWriter| -> Result<(), ModelError> {
             file.read(3, rows).unwrap();
@@ -257,13 +257,13 @@ fn caches_that_do_not_fit_are_refused() {
             .restore(sequence, ids.to_vec(), shape, rows)
             .unwrap_err()
     };
-    let error = refused(&mut without_keys.session(), &[1, 2, 3]);
+    let error = refused(&mut without_keys.solo(), &[1, 2, 3]);
     assert!(matches!(error, ModelError::Cache { .. }), "{error}");
-    let error = refused(&mut session, &[1, 2]);
+    let error = refused(&mut solo, &[1, 2]);
     assert!(matches!(error, ModelError::Cache { .. }), "{error}");
-    let error = refused(&mut session, &[1, 2, 1 << 20]);
+    let error = refused(&mut solo, &[1, 2, 1 << 20]);
     assert!(matches!(error, ModelError::Token { .. }), "{error}");
-    assert_eq!(session.ids(), [1, 2, 3]);
+    assert_eq!(solo.ids(), [1, 2, 3]);
 }
 
 #[test]
@@ -271,22 +271,22 @@ fn contexts_end_where_the_model_does() {
     let mut fixture = fixture("f32-smallest");
     fixture.config.max_position_embeddings = 10;
     let (model, pool) = (fixture.model(), Arc::new(Pool::new(1)));
-    let mut session = Solo::new(&model, fixture.store(), &pool, RunnerOptions::default());
-    session.prefill(&[1; 9]).unwrap();
-    let error = session.prefill(&[1, 2]).unwrap_err().to_string();
+    let mut solo = Solo::new(&model, fixture.store(), &pool, RunnerOptions::default());
+    solo.prefill(&[1; 9]).unwrap();
+    let error = solo.prefill(&[1, 2]).unwrap_err().to_string();
     assert!(
         error.contains("11 tokens") && error.contains("max_position_embeddings is 10"),
         "{error}"
     );
-    session.decode(1).unwrap();
+    solo.decode(1).unwrap();
     assert!(matches!(
-        session.decode(1),
+        solo.decode(1),
         Err(ModelError::ContextTooLong {
             tokens: 11,
             max: 10
         })
     ));
-    assert_eq!(session.len(), 10);
+    assert_eq!(solo.len(), 10);
 }
 
 #[test]
@@ -300,9 +300,9 @@ fn slices_of_64_and_one_piece_are_the_same() {
             ..RunnerOptions::default()
         };
         let store = opened.fixture.store();
-        let mut session = Solo::new(&opened.model, store, &opened.pool, options);
-        let logits = bits(session.prefill(&ids).unwrap());
-        (logits, session.runner.stats().kv_bytes)
+        let mut solo = Solo::new(&opened.model, store, &opened.pool, options);
+        let logits = bits(solo.prefill(&ids).unwrap());
+        (logits, solo.runner.stats().kv_bytes)
     };
     let whole = logits(usize::MAX);
     assert!(logits(64) == whole);
@@ -320,7 +320,7 @@ fn conversation(turn: u64) -> Vec<u32> {
         .collect()
 }
 
-/// Not a test of its own: what the test below kills. Saves one turn after the other, and says so.
+/// The process that the test below kills: saves one turn after the other, and reports each.
 #[test]
 fn saves_until_it_is_killed() {
     let Some(path) = std::env::var_os(CHILD) else {
@@ -328,14 +328,14 @@ fn saves_until_it_is_killed() {
     };
     let opened = Opened::new(KILLED, LoadOptions::default());
     let mut file = KvFile::open(Path::new(&path), opened.fingerprint).unwrap();
-    let (mut session, _) = opened.resumed(&file, &conversation(file.turns() + 1));
+    let (mut solo, _) = opened.resumed(&file, &conversation(file.turns() + 1));
     loop {
         let turn = file.turns() + 1;
         let history = conversation(turn);
         let fed = &history[..history.len() - 1];
-        let kept = session.reuse(fed);
-        session.prefill(&fed[kept..]).unwrap();
-        file.append(&history, &session.kv(), b"").unwrap();
+        let kept = solo.reuse(fed);
+        solo.prefill(&fed[kept..]).unwrap();
+        file.append(&history, &solo.kv(), b"").unwrap();
         println!("\nsaved {turn}");
     }
 }
@@ -387,9 +387,9 @@ fn killed_at_any_moment_it_has_the_last_whole_turn() {
         }
         let history = conversation(turns);
         assert_eq!((file.ids(), file.rows()), (&history[..], history.len() - 1));
-        let (mut session, kept) = opened.resumed(&file, &history);
+        let (mut solo, kept) = opened.resumed(&file, &history);
         assert_eq!(kept, history.len() - 1);
-        assert!(bits(session.prefill(&history[kept..]).unwrap()) == opened.logits(&history));
+        assert!(bits(solo.prefill(&history[kept..]).unwrap()) == opened.logits(&history));
     }
     println!("{turns} turns, killed {kills} times");
 }

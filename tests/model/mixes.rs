@@ -5,11 +5,12 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use colibri_ring::{EngineKind, Options};
 use colibri_uring::model::{
-    LoadOptions, Logits, ModelError, Runner, RunnerOptions, Sequence, Step, Weights, swap_victim,
+    LoadOptions, Logits, ModelError, Runner, RunnerOptions, Sequence, Step, Weights, kv_bytes,
+    swap_victim,
 };
 use colibri_uring::pool::Pool;
 use colibri_uring::stream::Lookahead;
@@ -130,6 +131,47 @@ impl World {
     }
 }
 
+/// Stops a pass at its begin, or in the middle of a layer.
+struct Stop {
+    flag: Arc<AtomicBool>,
+    /// Reports of progress until the flag is set; 0 for never.
+    countdown: Arc<AtomicUsize>,
+}
+
+impl Stop {
+    fn new() -> Stop {
+        Stop {
+            flag: Arc::default(),
+            countdown: Arc::default(),
+        }
+    }
+
+    fn watch(&self, runner: &mut Runner) {
+        let (flag, countdown) = (Arc::clone(&self.flag), Arc::clone(&self.countdown));
+        runner.observe(move |_| {
+            let left = countdown.load(Ordering::Relaxed);
+            countdown.store(left.saturating_sub(1), Ordering::Relaxed);
+            if left == 1 {
+                flag.store(true, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Draws when the next pass is stopped, if it is.
+    fn arm(&self, rng: &mut Rng) {
+        match rng.below(12) {
+            0 => self.flag.store(true, Ordering::Relaxed),
+            1 | 2 => self.countdown.store(1 + rng.below(60), Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    fn disarm(&self) -> bool {
+        self.countdown.store(0, Ordering::Relaxed);
+        self.flag.swap(false, Ordering::Relaxed)
+    }
+}
+
 /// A sequence that follows a text.
 struct Follower<'w> {
     text: &'w Text,
@@ -198,7 +240,7 @@ impl<'w> Follower<'w> {
 }
 
 /// One pass of some of the followers.
-fn pass(runner: &mut Runner, followers: &mut [Follower], stop: &AtomicBool, rng: &mut Rng) {
+fn pass(runner: &mut Runner, followers: &mut [Follower], stop: &Stop, rng: &mut Rng) {
     let vocab = runner.weights().config().vocab_size;
     let mut chosen: Vec<(usize, &mut Follower, Vec<u32>, Logits)> = Vec::new();
     for follower in followers {
@@ -218,10 +260,9 @@ fn pass(runner: &mut Runner, followers: &mut [Follower], stop: &AtomicBool, rng:
             logits: *logits,
         })
         .collect();
-    let stopped = rng.one_in(12);
-    stop.store(stopped, Ordering::Relaxed);
+    stop.arm(rng);
     let result = runner.forward(&mut steps);
-    stop.store(false, Ordering::Relaxed);
+    let stopped = stop.disarm();
     let failed = match result {
         Ok(logits) => {
             let all: Vec<Vec<f32>> = (0..chosen.len()).map(|i| logits.of(i).to_vec()).collect();
@@ -287,11 +328,9 @@ fn schedule(runner: &mut Runner, followers: &mut [Follower], rng: &mut Rng) {
 fn case(world: &World, seed: u64) {
     let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     rng.below(1);
-    let (stop, dir) = (
-        Arc::new(AtomicBool::new(false)),
-        tempfile::tempdir().unwrap(),
-    );
-    let mut runner = world.runner(&mut rng, &stop, dir.path());
+    let (stop, dir) = (Stop::new(), tempfile::tempdir().unwrap());
+    let mut runner = world.runner(&mut rng, &stop.flag, dir.path());
+    stop.watch(&mut runner);
     let mut followers: Vec<Follower> = (0..1 + rng.below(16))
         .map(|_| Follower::new(world, &mut runner, &mut rng))
         .collect();
@@ -461,6 +500,76 @@ fn a_runner_moves_between_threads_in_the_middle_of_a_text() {
             assert!(logits == text.logits[at]);
             (runner, sequence)
         });
+    }
+}
+
+#[test]
+fn drafts_survive_sharing_and_swapping() {
+    for name in ["mtp-agrees", "mixed-mtp", "mtp-share", "mtp-container"] {
+        let world = World::new(name, true);
+        let vocab = world.fixture.config.vocab_size;
+        let ids: Vec<u32> = (0..150).map(|i| (i * i % 83 % vocab) as u32).collect();
+        let runner = || {
+            let (weights, options) = (Arc::clone(&world.weights), RunnerOptions::default());
+            Runner::new(weights, world.fixture.store(), Pool::new(2), options)
+        };
+        let mut solo = runner();
+        let mut straight = solo.sequence();
+        solo.prefill(&mut straight, &ids).unwrap();
+        let expected = solo.draft(&mut straight, 9, 4).unwrap();
+        assert_eq!(expected.len(), 4);
+        let mut runner = runner();
+        let mut first = runner.sequence();
+        runner.prefill(&mut first, &ids).unwrap();
+        runner.publish(&mut first).unwrap();
+        let mut second = runner.sequence();
+        let reused = runner.match_prefix(&mut second, &ids).unwrap();
+        assert!(reused >= 148, "{name}: {reused}");
+        runner.prefill(&mut second, &ids[reused..]).unwrap();
+        for sequence in [&mut second, &mut first] {
+            for swapped in [false, true, true] {
+                if swapped {
+                    runner.swap_out(sequence).unwrap();
+                    runner.swap_in(sequence).unwrap();
+                }
+                let drafts = runner.draft(sequence, 9, 4).unwrap();
+                assert_eq!(drafts, expected, "{name}");
+            }
+            let before = runner.stats().tokens;
+            runner.decode(sequence, 9).unwrap();
+            assert_eq!(runner.stats().tokens, before + 1);
+        }
+    }
+}
+
+#[test]
+fn pages_are_what_the_plan_says() {
+    for (name, drafting) in [("f16-long", false), ("mtp-container", true)] {
+        let world = World::new(name, drafting);
+        let (pool, options) = (Pool::new(2), RunnerOptions::default());
+        let store = world.fixture.store();
+        let mut runner = Runner::new(Arc::clone(&world.weights), store, pool, options);
+        let planned = |tokens| kv_bytes(&world.fixture.config, true, tokens);
+        let ids: Vec<u32> = (0..130).map(|i| i % 61).collect();
+        let [mut one, mut other] = [runner.sequence(), runner.sequence()];
+        runner.prefill(&mut one, &ids).unwrap();
+        runner.prefill(&mut other, &ids[1..71]).unwrap();
+        for sequence in [&mut one, &mut other] {
+            runner.settle_drafts(sequence).unwrap();
+        }
+        assert_eq!(
+            runner.stats().kv_bytes,
+            planned(130) + planned(70),
+            "{name}"
+        );
+        // A shared page is stored once.
+        let mut third = runner.sequence();
+        assert!(runner.match_prefix(&mut third, &ids).unwrap() >= 127);
+        assert_eq!(
+            runner.stats().kv_bytes,
+            planned(130) + planned(70),
+            "{name}"
+        );
     }
 }
 

@@ -29,16 +29,16 @@ fn plain(fixture: &Fixture) -> Fixture {
     plain
 }
 
-fn session(fixture: &Fixture, model: &Arc<Weights>, pool: &Arc<Pool>) -> Solo {
+fn solo(fixture: &Fixture, model: &Arc<Weights>, pool: &Arc<Pool>) -> Solo {
     let options = RunnerOptions::default();
     Solo::new(model, fixture.store(), pool, options)
 }
 
-/// A session whose context is `ids`.
+/// A sequence of `ids`.
 fn with(fixture: &Fixture, model: &Arc<Weights>, pool: &Arc<Pool>, ids: &[u32]) -> Solo {
-    let mut session = session(fixture, model, pool);
-    session.prefill(ids).unwrap();
-    session
+    let mut solo = solo(fixture, model, pool);
+    solo.prefill(ids).unwrap();
+    solo
 }
 
 #[test]
@@ -49,22 +49,22 @@ fn drafts_equal_the_reference() {
         let ids = [fixture.ids("/prompt_ids"), fixture.ids("/token_ids")].concat();
         let first = fixture.ids("/mtp/first");
         // One token at a time.
-        let mut session = with(&fixture, &model, &pool, &ids[..1]);
+        let mut solo = with(&fixture, &model, &pool, &ids[..1]);
         for (t, expected) in first.iter().enumerate() {
-            let draft = session.draft(ids[t + 1], 1).unwrap();
+            let draft = solo.draft(ids[t + 1], 1).unwrap();
             assert_eq!(draft, [*expected], "{} at {t}", fixture.name);
-            session.decode(ids[t + 1]).unwrap();
+            solo.decode(ids[t + 1]).unwrap();
         }
         // The prompt at once, and chains of drafts.
         let prompt = fixture.ids("/prompt_ids").len();
-        let mut session = with(&fixture, &model, &pool, &ids[..prompt]);
+        let mut solo = with(&fixture, &model, &pool, &ids[..prompt]);
         for (t, id) in ids.iter().enumerate().skip(prompt) {
             let expected = fixture.ids(&format!("/mtp/drafts/{}", t - prompt));
             for n in [1, 2, 4] {
-                let drafts = session.draft(*id, n).unwrap();
+                let drafts = solo.draft(*id, n).unwrap();
                 assert_eq!(drafts, expected[..n], "{} at {t}", fixture.name);
             }
-            session.decode(*id).unwrap();
+            solo.decode(*id).unwrap();
         }
     }
 }
@@ -76,29 +76,29 @@ fn greedy_tokens_and_logits_are_those_without_drafts() {
         let without = plain(&fixture);
         let (prompt, tokens) = (fixture.ids("/prompt_ids"), fixture.ids("/token_ids"));
         let (model, plain_model) = (fixture.model(), without.model());
-        let mut plain = session(&without, &plain_model, &pool);
+        let mut plain = solo(&without, &plain_model, &pool);
         let mut expected = vec![bits(plain.prefill(&prompt).unwrap())];
         let logits = tokens.iter().map(|id| bits(plain.decode(*id).unwrap()));
         expected.extend(logits);
         for n in [1, 2, 4] {
-            let mut session = session(&fixture, &model, &pool);
+            let mut solo = solo(&fixture, &model, &pool);
             let limit = prompt.len() + tokens.len();
-            let mut drafter = Drafter::new(&session, Mode::Drafts(n), limit);
+            let mut drafter = Drafter::new(&solo, Mode::Drafts(n), limit);
             let mut logits = drafter
-                .feed(&mut session.runner, &mut session.sequence, &prompt)
+                .feed(&mut solo.runner, &mut solo.sequence, &prompt)
                 .unwrap()
                 .to_vec();
             for (i, id) in tokens.iter().enumerate() {
                 assert!(bits(&logits) == expected[i], "{} {n} at {i}", fixture.name);
                 assert_eq!(argmax(&logits), Some(*id));
                 logits = drafter
-                    .feed(&mut session.runner, &mut session.sequence, &[*id])
+                    .feed(&mut solo.runner, &mut solo.sequence, &[*id])
                     .unwrap()
                     .to_vec();
             }
             assert!(Some(&bits(&logits)) == expected.last());
-            let stats = drafter.finish(&mut session);
-            assert_eq!(session.len(), limit);
+            let stats = drafter.finish(&mut solo);
+            assert_eq!(solo.len(), limit);
             assert!(stats.drafted > 0 && stats.accepted <= stats.drafted);
             assert_eq!(stats.forwards + stats.accepted, tokens.len() as u64);
             if fixture.name == "mtp-agrees" {
@@ -111,10 +111,10 @@ fn greedy_tokens_and_logits_are_those_without_drafts() {
             let next = argmax(&logits).unwrap();
             let mut straight = with(&fixture, &model, &pool, &ids);
             let drafts = straight.draft(next, 8).unwrap();
-            assert_eq!(session.draft(next, 8).unwrap(), drafts);
+            assert_eq!(solo.draft(next, 8).unwrap(), drafts);
             let sparse = matches!(model.sparsity(), Sparsity::Active(_));
             let planned = kv_bytes(&fixture.config, sparse, ids.len());
-            assert!(session.runner.stats().kv_bytes <= planned);
+            assert!(solo.runner.stats().kv_bytes <= planned);
             let resident = resident_bytes(&fixture.shards, &fixture.config, None);
             assert!(model.resident_bytes() <= resident);
         }
@@ -133,11 +133,11 @@ fn drafts_do_not_depend_on_how_the_work_is_cut() {
                 scratch_bytes,
                 ..RunnerOptions::default()
             };
-            let mut session = Solo::new(&model, fixture.store_with(lookahead), &pool, options);
+            let mut solo = Solo::new(&model, fixture.store_with(lookahead), &pool, options);
             for ids in ids.chunks(cut) {
-                session.prefill(ids).unwrap();
+                solo.prefill(ids).unwrap();
             }
-            session.draft(*next, 6).unwrap()
+            solo.draft(*next, 6).unwrap()
         };
         let expected = run(1, 16 << 20, Lookahead::Auto, usize::MAX);
         assert_eq!(expected.len(), 6);
@@ -161,26 +161,26 @@ fn a_context_that_was_cut_drafts_the_same() {
         let ids = fixture.ids("/score/ids");
         for keep in [1, 2, 9, ids.len() - 1] {
             for drafted in [false, true] {
-                let mut session = with(&fixture, &model, &pool, &ids);
+                let mut solo = with(&fixture, &model, &pool, &ids);
                 if drafted {
-                    session.speculate(5, 3).unwrap();
+                    solo.speculate(5, 3).unwrap();
                 }
-                session.truncate(keep);
-                session.prefill(&[7, 8]).unwrap();
-                session.draft(11, 2).unwrap();
+                solo.truncate(keep);
+                solo.prefill(&[7, 8]).unwrap();
+                solo.draft(11, 2).unwrap();
                 // Not what it was told would follow.
-                session.decode(12).unwrap();
+                solo.decode(12).unwrap();
                 let context = [&ids[..keep], &[7, 8, 12]].concat();
-                assert_eq!(session.ids(), context);
+                assert_eq!(solo.ids(), context);
                 let mut straight = with(&fixture, &model, &pool, &context);
                 let expected = straight.draft(4, 4).unwrap();
-                assert_eq!(session.draft(4, 4).unwrap(), expected, "{}", fixture.name);
+                assert_eq!(solo.draft(4, 4).unwrap(), expected, "{}", fixture.name);
                 let logits = bits(straight.decode(4).unwrap());
-                assert!(bits(session.decode(4).unwrap()) == logits);
+                assert!(bits(solo.decode(4).unwrap()) == logits);
             }
         }
-        let mut session = session(&fixture, &model, &pool);
-        assert!(session.draft(3, 4).unwrap().is_empty(), "nothing before it");
+        let mut solo = solo(&fixture, &model, &pool);
+        assert!(solo.draft(3, 4).unwrap().is_empty(), "nothing before it");
     }
 }
 
@@ -191,14 +191,14 @@ fn a_long_time_without_drafts_is_caught_up_with() {
     let fixture = fixture("mtp-agrees").drafting();
     let model = fixture.model();
     let ids: Vec<u32> = (0..600).map(|i| 3 + i * 7 % 90).collect();
-    let mut session = with(&fixture, &model, &pool, &ids[..1]);
+    let mut solo = with(&fixture, &model, &pool, &ids[..1]);
     for id in &ids[1..] {
-        session.decode(*id).unwrap();
+        solo.decode(*id).unwrap();
     }
     let mut straight = with(&fixture, &model, &pool, &ids);
     let expected = straight.draft(4, 4).unwrap();
-    session.settle_drafts().unwrap();
-    assert_eq!(session.draft(4, 4).unwrap(), expected);
+    solo.settle_drafts().unwrap();
+    assert_eq!(solo.draft(4, 4).unwrap(), expected);
 }
 
 #[test]
@@ -212,29 +212,29 @@ fn an_interrupt_leaves_the_context_as_it_was() {
             stop: Some(Arc::clone(&stop)),
             ..RunnerOptions::default()
         };
-        let mut session = Solo::new(&model, fixture.store(), &pool, options);
-        let mut drafter = Drafter::new(&session, Mode::Drafts(3), usize::MAX);
+        let mut solo = Solo::new(&model, fixture.store(), &pool, options);
+        let mut drafter = Drafter::new(&solo, Mode::Drafts(3), usize::MAX);
         drafter
-            .feed(&mut session.runner, &mut session.sequence, &prompt)
+            .feed(&mut solo.runner, &mut solo.sequence, &prompt)
             .unwrap();
         stop.store(true, Ordering::Relaxed);
         assert!(matches!(
-            drafter.feed(&mut session.runner, &mut session.sequence, &[4]),
+            drafter.feed(&mut solo.runner, &mut solo.sequence, &[4]),
             Err(ModelError::Stopped)
         ));
-        assert_eq!(session.len(), prompt.len());
+        assert_eq!(solo.len(), prompt.len());
         stop.store(false, Ordering::Relaxed);
         let again = bits(
             drafter
-                .feed(&mut session.runner, &mut session.sequence, &[4])
+                .feed(&mut solo.runner, &mut solo.sequence, &[4])
                 .unwrap(),
         );
-        drafter.finish(&mut session);
+        drafter.finish(&mut solo);
         let ids = [&prompt[..], &[4]].concat();
-        assert_eq!(session.ids(), ids);
-        let mut straight = self::session(&fixture, &model, &pool);
+        assert_eq!(solo.ids(), ids);
+        let mut straight = self::solo(&fixture, &model, &pool);
         assert!(bits(straight.prefill(&ids).unwrap()) == again);
-        assert_eq!(session.draft(9, 4).unwrap(), straight.draft(9, 4).unwrap());
+        assert_eq!(solo.draft(9, 4).unwrap(), straight.draft(9, 4).unwrap());
     }
 }
 
@@ -260,7 +260,7 @@ fn sampled_tokens_have_the_models_distribution() {
         let sum: f64 = weights.iter().sum();
         weights.iter().map(|w| w / sum).collect()
     };
-    let mut plain = session(&fixture, &model, &pool);
+    let mut plain = solo(&fixture, &model, &pool);
     let first = probabilities(plain.prefill(&prompt).unwrap());
     let vocabulary = first.len();
     // Of the second token, whatever the first one is.
@@ -270,25 +270,25 @@ fn sampled_tokens_have_the_models_distribution() {
         plain.truncate(prompt.len());
         second.iter_mut().zip(after).for_each(|(s, q)| *s += p * q);
     }
-    let mut session = session(&fixture, &model, &pool);
-    session.prefill(&prompt).unwrap();
-    let start = session.runner.logits().to_vec();
+    let mut solo = solo(&fixture, &model, &pool);
+    solo.prefill(&prompt).unwrap();
+    let start = solo.runner.logits().to_vec();
     let mut sampler = Sampler::new(sampling);
     let (mut counts, mut drafted, mut accepted) = (vec![0.0; vocabulary], 0, 0);
     for _ in 0..TEXTS {
-        let mut drafter = Drafter::new(&session, Mode::Drafts(2), usize::MAX);
+        let mut drafter = Drafter::new(&solo, Mode::Drafts(2), usize::MAX);
         let id = sampler.sample(&start).unwrap();
         let logits = drafter
-            .feed(&mut session.runner, &mut session.sequence, &[id])
+            .feed(&mut solo.runner, &mut solo.sequence, &[id])
             .unwrap();
         let next = sampler.sample(logits).unwrap();
         drafter
-            .feed(&mut session.runner, &mut session.sequence, &[next])
+            .feed(&mut solo.runner, &mut solo.sequence, &[next])
             .unwrap();
-        let stats = drafter.finish(&mut session);
+        let stats = drafter.finish(&mut solo);
         (drafted, accepted) = (drafted + stats.drafted, accepted + stats.accepted);
         counts[next as usize] += 1.0;
-        session.truncate(prompt.len());
+        solo.truncate(prompt.len());
     }
     println!("{accepted} of {drafted} drafts came true");
     assert!(accepted > TEXTS as u64 / 4 && accepted < TEXTS as u64 * 3 / 4);
@@ -321,7 +321,7 @@ fn a_seed_draws_the_same_text() {
         let model = fixture.model();
         let prompt = fixture.ids("/prompt_ids");
         let text = |mode: Mode, seed: u64, max: usize| {
-            let mut session = session(&fixture, &model, &pool);
+            let mut solo = solo(&fixture, &model, &pool);
             let limit = prompt.len() + max - 1;
             let source = Source::Sample {
                 sampler: Box::new(Sampler::new(Sampling {
@@ -333,9 +333,9 @@ fn a_seed_draws_the_same_text() {
                 stop: vec![50, 60],
             };
             let feed = SequenceFeed {
-                drafter: Drafter::new(&session, mode, limit),
-                runner: &mut session.runner,
-                sequence: &mut session.sequence,
+                drafter: Drafter::new(&solo, mode, limit),
+                runner: &mut solo.runner,
+                sequence: &mut solo.sequence,
             };
             let mut generation = Generation::new(feed, &prompt, source);
             assert!(generation.by_ref().all(|token| token.is_ok()));
@@ -343,10 +343,8 @@ fn a_seed_draws_the_same_text() {
             feed.finish();
             // The last token has not been fed.
             let fed = prompt.len() + generated.ids.len() - 1;
-            assert_eq!(session.len(), fed);
-            assert!(
-                session.runner.stats().kv_bytes <= kv_bytes(&fixture.config, true, limit.max(1))
-            );
+            assert_eq!(solo.len(), fed);
+            assert!(solo.runner.stats().kv_bytes <= kv_bytes(&fixture.config, true, limit.max(1)));
             (generated.ids, generated.finish)
         };
         let mut stopped = 0;

@@ -55,8 +55,8 @@ fn with_tensors(model: &str, tensors: &Tensors) -> (TempDir, Fixture) {
 fn logits(fixture: &Fixture) -> Result<Vec<f32>, String> {
     let pool = Arc::new(Pool::new(2));
     let model = fixture.model();
-    let mut session = Solo::new(&model, fixture.store(), &pool, RunnerOptions::default());
-    let logits = session.prefill(&fixture.ids("/prompt_ids"));
+    let mut solo = Solo::new(&model, fixture.store(), &pool, RunnerOptions::default());
+    let logits = solo.prefill(&fixture.ids("/prompt_ids"));
     logits.map(<[f32]>::to_vec).map_err(|e| e.to_string())
 }
 

@@ -31,10 +31,10 @@ fn greedy_tokens_equal_the_reference() {
     for fixture in fixtures() {
         let (model, store) = (fixture.model(), fixture.store());
         let options = RunnerOptions::default();
-        let mut session = Solo::new(&model, store, &pool, options);
+        let mut solo = Solo::new(&model, store, &pool, options);
         let expected = fixture.ids("/token_ids");
         let mut tokens = Vec::new();
-        let mut id = argmax(session.prefill(&fixture.ids("/prompt_ids")).unwrap());
+        let mut id = argmax(solo.prefill(&fixture.ids("/prompt_ids")).unwrap());
         while tokens.len() < expected.len() {
             tokens.push(id);
             if tokens.len() < expected.len() {
@@ -44,7 +44,7 @@ fn greedy_tokens_equal_the_reference() {
                     fixture.name
                 );
             }
-            id = argmax(session.decode(id).unwrap());
+            id = argmax(solo.decode(id).unwrap());
         }
         assert_eq!(tokens, expected, "{}", fixture.name);
     }
@@ -54,7 +54,7 @@ fn greedy_tokens_equal_the_reference() {
 fn check_score(fixture: &Fixture, model: &Arc<Weights>, expected: &str) -> f32 {
     let pool = Arc::new(Pool::new(2));
     let options = RunnerOptions::default();
-    let mut session = Solo::new(model, fixture.store(), &pool, options);
+    let mut solo = Solo::new(model, fixture.store(), &pool, options);
     let ids = fixture.ids("/score/ids");
     let (mut best, mut last, mut logprobs) = (Vec::new(), Vec::new(), Vec::new());
     let each = |i: usize, logits: &[f32]| {
@@ -65,7 +65,7 @@ fn check_score(fixture: &Fixture, model: &Arc<Weights>, expected: &str) -> f32 {
             logprobs.push((f64::from(logits[*next as usize]) - sum.ln()) as f32);
         }
     };
-    session.score(&ids, each).unwrap();
+    solo.score(&ids, each).unwrap();
     let name = &fixture.name;
     assert_eq!(best, fixture.ids(&format!("/{expected}/argmax")), "{name}");
     if !logprobs.is_empty() {
@@ -80,7 +80,7 @@ fn check_score(fixture: &Fixture, model: &Arc<Weights>, expected: &str) -> f32 {
     assert!(error < 1e-3, "{name}: logits differ by {error}");
     let sparse = matches!(model.sparsity(), Sparsity::Active(_));
     let planned = kv_bytes(model.config(), sparse, ids.len());
-    assert_eq!(session.runner.stats().kv_bytes, planned);
+    assert_eq!(solo.runner.stats().kv_bytes, planned);
     assert!(model.resident_bytes() <= resident_bytes(&fixture.shards, &fixture.config, None));
     error
 }
@@ -119,13 +119,13 @@ fn a_stop_forgets_only_what_was_interrupted() {
         stop: Some(Arc::clone(&stop)),
         ..RunnerOptions::default()
     };
-    let mut session = Solo::new(&model, fixture.store(), &pool, options);
-    session.prefill(&[1, 2, 3]).unwrap();
+    let mut solo = Solo::new(&model, fixture.store(), &pool, options);
+    solo.prefill(&[1, 2, 3]).unwrap();
     stop.store(true, Ordering::Relaxed);
-    assert!(matches!(session.decode(4), Err(ModelError::Stopped)));
-    assert_eq!(session.len(), 3);
+    assert!(matches!(solo.decode(4), Err(ModelError::Stopped)));
+    assert_eq!(solo.len(), 3);
     stop.store(false, Ordering::Relaxed);
-    let again = session.decode(4).unwrap().to_vec();
+    let again = solo.decode(4).unwrap().to_vec();
     let mut straight = Solo::new(&model, fixture.store(), &pool, RunnerOptions::default());
     assert!(straight.prefill(&[1, 2, 3, 4]).unwrap() == again);
 }
@@ -142,19 +142,18 @@ fn a_prompt_says_how_far_it_is() {
                 slice,
                 ..RunnerOptions::default()
             };
-            let mut session = Solo::new(&model, fixture.store(), &pool, options);
+            let mut solo = Solo::new(&model, fixture.store(), &pool, options);
             let (send, told) = channel();
-            session
-                .runner
+            solo.runner
                 .observe(move |progress| send.send(progress).unwrap());
-            session.prefill(&ids).unwrap();
+            solo.prefill(&ids).unwrap();
             let all: Vec<Progress> = told.try_iter().collect();
             let least = 2 * fixture.config.num_hidden_layers;
             assert!(all.len() >= least, "{}: {}", fixture.name, all.len());
             assert!(all.is_sorted_by(|a, b| a.done <= b.done && a.all == b.all));
             let end = all[all.len() - 1];
             assert_eq!(end.done, end.all, "{}", fixture.name);
-            session.decode(ids[0]).unwrap();
+            solo.decode(ids[0]).unwrap();
             assert_eq!(told.try_iter().count(), 0, "a token is no prompt");
         }
     }
@@ -165,9 +164,9 @@ fn ids_are_checked() {
     let pool = Arc::new(Pool::new(1));
     let fixture = fixtures().remove(0);
     let model = fixture.model();
-    let mut session = Solo::new(&model, fixture.store(), &pool, RunnerOptions::default());
+    let mut solo = Solo::new(&model, fixture.store(), &pool, RunnerOptions::default());
     let beyond = model.config().vocab_size as u32;
-    let error = session.prefill(&[0, beyond]).unwrap_err().to_string();
+    let error = solo.prefill(&[0, beyond]).unwrap_err().to_string();
     assert_eq!(
         error,
         format!(
@@ -175,8 +174,8 @@ fn ids_are_checked() {
             beyond - 1
         )
     );
-    assert!(matches!(session.prefill(&[]), Err(ModelError::NoTokens)));
-    assert!(session.is_empty());
+    assert!(matches!(solo.prefill(&[]), Err(ModelError::NoTokens)));
+    assert!(solo.is_empty());
 }
 
 #[test]
@@ -190,11 +189,11 @@ fn logits_are_bit_identical_however_the_work_is_cut() {
                 scratch_bytes,
                 ..RunnerOptions::default()
             };
-            let mut session = Solo::new(&model, fixture.store_with(lookahead), &pool, options);
+            let mut solo = Solo::new(&model, fixture.store_with(lookahead), &pool, options);
             let mut bits = Vec::new();
             for ids in ids.chunks(cut) {
                 let take = |_, logits: &[f32]| bits.extend(logits.iter().map(|x| x.to_bits()));
-                session.score(ids, take).unwrap();
+                solo.score(ids, take).unwrap();
             }
             bits
         };
@@ -227,13 +226,13 @@ fn truncated_tokens_leave_no_trace() {
         let keep = ids.len() / 2;
         let mut straight = new();
         let expected = straight.prefill(&ids).unwrap();
-        let mut session = new();
-        session.prefill(&ids).unwrap();
-        session.truncate(keep);
-        session.prefill(&[1, 2, 3]).unwrap();
-        session.truncate(keep);
-        assert_eq!(session.len(), keep);
-        let logits = session.prefill(&ids[keep..]).unwrap();
+        let mut solo = new();
+        solo.prefill(&ids).unwrap();
+        solo.truncate(keep);
+        solo.prefill(&[1, 2, 3]).unwrap();
+        solo.truncate(keep);
+        assert_eq!(solo.len(), keep);
+        let logits = solo.prefill(&ids[keep..]).unwrap();
         assert!(logits == expected, "{}", fixture.name);
     }
 }

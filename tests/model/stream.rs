@@ -1,4 +1,4 @@
-//! The expert store against the fixtures: whatever is demanded and guessed, in whatever order, on every
+//! The expert store against the fixtures: whatever is demanded and prefetched, in any order, on every
 //! device and with any number of slabs, every expert is handed out once, with the file's bytes.
 
 use std::path::PathBuf;
@@ -113,9 +113,9 @@ fn run(
             if let Some(&next) = layers.get(l + 1) {
                 for _ in 0..rng.below(3) {
                     let ranks = store.candidates(next).min(experts);
-                    let guess = rng.experts(ranks, experts);
+                    let ids = rng.experts(ranks, experts);
                     if ranks > 0 {
-                        store.predict(next, &guess, ranks).unwrap();
+                        store.predict(next, &ids, ranks).unwrap();
                     }
                 }
             }

@@ -122,7 +122,7 @@ fn a_demand_fails_by_name_and_succeeds_when_the_file_is_back() {
                 }
                 assert_eq!(text.lines().count(), 1);
             }
-            // A guess that fails is no error, whenever it does.
+            // A prefetch that fails is no error.
             store.request(layer, &[2], Urgency::Prefetch).unwrap();
             for (path, bytes) in whole {
                 fs::write(path, bytes).unwrap();
@@ -136,7 +136,7 @@ fn a_demand_fails_by_name_and_succeeds_when_the_file_is_back() {
 }
 
 #[test]
-fn a_session_forgets_the_token_that_failed() {
+fn a_sequence_forgets_the_token_that_failed() {
     let opened = open();
     let model = Weights::load(
         &opened.shards,
@@ -150,15 +150,15 @@ fn a_session_forgets_the_token_that_failed() {
     };
     let ids = [3, 4, 5, 6, 7, 8, 9, 10];
     let expected = new().prefill(&ids).unwrap().to_vec();
-    let mut session = new();
-    session.prefill(&ids[..2]).unwrap();
+    let mut solo = new();
+    solo.prefill(&ids[..2]).unwrap();
     let whole = opened.truncate(0);
-    let error = session.prefill(&ids[2..]).unwrap_err().to_string();
+    let error = solo.prefill(&ids[2..]).unwrap_err().to_string();
     assert!(error.contains("cannot read tensor"), "{error}");
-    assert_eq!(session.len(), 2);
+    assert_eq!(solo.len(), 2);
     for (path, bytes) in whole {
         fs::write(path, bytes).unwrap();
     }
-    let logits = again(|| Some(session.prefill(&ids[2..]).ok()?.to_vec()));
+    let logits = again(|| Some(solo.prefill(&ids[2..]).ok()?.to_vec()));
     assert!(logits == expected);
 }

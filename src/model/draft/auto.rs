@@ -1,19 +1,20 @@
-//! How many tokens to draft: as many as pay, by what forward passes have cost and brought so far.
+//! Decides how many tokens to draft, from the cost and yield of earlier passes.
 //!
-//! More drafts bring more tokens a pass if they come true, and make every pass dearer: the layer that drafts has to run, and the tokens
-//! that are verified use more experts, which may have to be read. Both change with the text and with what is in memory, so nothing is
-//! assumed about either. Passes are made at one depth (drafts a pass) for a while, and now and then at the next one up or down on
-//! trial; the cheaper per token stays. A trial that paid is believed after a few more passes at the old depth have been dearer, too: at the
-//! beginning every pass is cheaper than the ones before it, as experts come into memory. Depth 0 is decoding without drafts. After a trial that failed the next one comes four times as
-//! late, so that drafting where nothing comes true costs little; after one that paid, soon, and in the same direction. When drafting
-//! costs more than decoding without drafts has, that is tried at once.
+//! More drafts yield more tokens a pass if they are accepted, and make every pass dearer: the prediction layer has to run, and verified
+//! tokens use more experts, which may have to be read. Both change with the text and with the cache, so nothing is assumed about either.
+//!
+//! Passes run at one depth (drafts a pass), with occasional trials of the next depth up or down; the cheaper one per token stays.
+//! A trial that paid counts only after a few more passes at the old depth were dearer too: at the beginning every pass is cheaper than
+//! the ones before it, as experts come into memory. Depth 0 is decoding without drafts. After a trial that failed the next one comes four
+//! times as late, so that drafting costs little where nothing is accepted; after one that paid it comes soon, in the same direction. When
+//! drafting costs more than decoding without drafts did, depth 0 is tried at once.
 
 use std::time::Duration;
 
 /// Drafts a pass, at most.
 pub const MAX_DEPTH: usize = 4;
 
-/// Passes of a trial that count. The one before them does not: it pays for what the passes at the other depth left undone.
+/// Passes of a trial that count. The first one does not: it pays for what the passes at the other depth left undone.
 const TRIAL: u32 = 6;
 /// After so many passes, a trial that costs half as much again is given up.
 const GLANCE: u32 = 2;
@@ -23,10 +24,10 @@ const CHECK: u32 = 3;
 const SOON: u64 = 12;
 /// Tokens between trials, at most.
 const RARELY: u64 = 1024;
-/// What another depth must cost, at most, to be taken: clocks are not exact.
+/// Share of the current cost that another depth must stay below, because clocks are not exact.
 const CLEARLY: f64 = 0.97;
 
-/// What some passes have cost and brought.
+/// Cost and yield of some passes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Passes {
     number: u32,
@@ -39,7 +40,7 @@ impl Passes {
         self.number += 1;
         self.tokens += tokens;
         self.time += time;
-        // The last ones count: what is in memory changes.
+        // Older passes count less, because the cache changes.
         if self.number == 2 * TRIAL {
             self.number /= 2;
             self.tokens = self.tokens.div_ceil(2);
@@ -62,16 +63,16 @@ struct Trial {
     passes: Passes,
 }
 
-/// Decides on a depth before every pass, and hears after it what became of it.
+/// Decides on a depth before every pass, and takes its cost and yield after it.
 #[derive(Clone, Debug)]
 pub struct Auto {
     depth: usize,
-    /// Passes at that depth of late.
+    /// The last passes at that depth.
     usual: Passes,
-    /// Seconds a token without drafts, when that was measured last.
+    /// Seconds a token without drafts, at the last measurement.
     plain: f64,
     trial: Option<Trial>,
-    /// A trial that paid, and is to be checked.
+    /// A trial that paid and is being checked.
     promise: Option<Trial>,
     /// Whether the next trial is of more drafts than now.
     up: bool,
@@ -87,7 +88,7 @@ impl Default for Auto {
 }
 
 impl Auto {
-    /// Nothing is known yet: no drafts.
+    /// Begins without drafts.
     pub fn new() -> Auto {
         Auto {
             depth: 0,
@@ -111,7 +112,7 @@ impl Auto {
         self.depth
     }
 
-    /// A pass with [`Auto::drafts`] drafts took `time`, making the drafts included, and brought `tokens` tokens (1 and the drafts that came true).
+    /// A pass with [`Auto::drafts`] drafts took `time`, drafting included, and yielded `tokens` tokens (1 and the accepted drafts).
     pub fn passed(&mut self, tokens: u64, time: Duration) {
         match &mut self.trial {
             Some(trial) if !trial.begun => trial.begun = true,
@@ -192,7 +193,7 @@ impl Auto {
 mod tests {
     use super::*;
 
-    /// A machine on which a pass takes 1 and `draft` for each draft, and a text of which so many drafts come true from a token on.
+    /// A machine on which a pass takes 1 and `draft` for each draft, and a text that accepts so many drafts from a token on.
     struct World {
         draft: f64,
         come_true: fn(u64) -> usize,

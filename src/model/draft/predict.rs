@@ -1,6 +1,6 @@
 //! Runs the prediction layer: what probably follows a sequence.
 //!
-//! The layer has pages of its own. Its row t depends on the hidden state of t and on token t + 1, so it is one row behind the sequence, and
+//! The layer has separate pages. Its row t depends on the hidden state of t and on token t + 1, so it is one row behind the sequence, and
 //! further behind while nothing is drafted: the hidden states that it has not seen are remembered until then. Rows that were computed
 //! from drafts are dropped when the drafts are made, whether they are accepted or not, and computed again from the true hidden states.
 //! So the rows depend on the tokens of the sequence alone, never on what was drafted.

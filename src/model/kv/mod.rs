@@ -4,8 +4,8 @@
 //! indexer also the indexer's key. A page has the rows of [`PAGE`] tokens in all layers, each layer's contiguous, so that attention works
 //! through blocks that fit the L2 cache and a context grows without being copied.
 //!
-//! The prediction layer has pages of its own. Its row t depends on token t + 1 and is stored at slot t + 1: then a page of it, too,
-//! depends on its own tokens and earlier ones only.
+//! The prediction layer has separate pages. Its row t depends on token t + 1 and is stored at slot t + 1: then a page of it, too,
+//! depends on its tokens and earlier ones only.
 
 mod layout;
 mod page;
