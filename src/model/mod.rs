@@ -39,7 +39,7 @@ pub use kv::{KvShape, KvSink, KvSource, KvView, KvWriter, LayerWidths, PAGE};
 pub use limits::BatchLimits;
 pub use load::{LoadOptions, Sparsity, Weights, resident_formats};
 pub use mtp::{PredictionError, prediction};
-pub use needs::{draft_bytes, kv_bytes, resident_bytes, scores_bytes};
+pub use needs::{kv_bytes, resident_bytes, scores_bytes, sequence_bytes};
 pub use progress::Progress;
 pub use rounding::Rounding;
 pub use runner::{Runner, RunnerOptions, RunnerStats, check_context};

@@ -34,14 +34,21 @@ pub fn kv_bytes(config: &Config, dsa: bool, tokens: usize) -> u64 {
         .saturating_add(keys)
 }
 
-/// Bytes that drafting up to `drafts` tokens of one sequence takes beyond weights, experts and pages: the logits of the tokens that are
-/// verified at once and of a draft, and the hidden states that the prediction layer has not seen. 0 where it is not used.
-pub fn draft_bytes(config: &Config, drafts: usize) -> u64 {
-    if config.prediction.is_none() {
-        return 0;
-    }
-    let logits = (drafts as u64 + 2).saturating_mul(config.vocab_size as u64);
-    let hidden = (MAX_UNSEEN * config.hidden_size) as u64;
+/// Bytes that `sequences` sequences in a pass, each with up to `drafts` drafts, take beyond weights, experts, pages and the scratch of
+/// one sequence that drafts nothing: logits, and the hidden states that the prediction layer has not seen.
+pub fn sequence_bytes(config: &Config, sequences: usize, drafts: usize) -> u64 {
+    let sequences = sequences as u64;
+    let (rows, hidden) = match config.prediction {
+        // One more row for the draft that is being made.
+        Some(_) => (
+            sequences
+                .saturating_mul(drafts as u64 + 1)
+                .saturating_add(1),
+            sequences.saturating_mul((MAX_UNSEEN * config.hidden_size) as u64),
+        ),
+        None => (sequences.saturating_sub(1), 0),
+    };
+    let logits = rows.saturating_mul(config.vocab_size as u64);
     logits.saturating_add(hidden).saturating_mul(4)
 }
 

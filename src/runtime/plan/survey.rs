@@ -4,7 +4,7 @@ use super::{Experts, MemoryBreakdown, MemoryOverrides, Plan, PlanError, RECORD_S
 use crate::config::Config;
 use crate::memory::{Available, MemoryError, Roots, available};
 use crate::model::{
-    BatchLimits, Rounding, RunnerOptions, draft_bytes, kv_bytes, resident_bytes, scores_bytes,
+    BatchLimits, Rounding, RunnerOptions, kv_bytes, resident_bytes, scores_bytes, sequence_bytes,
 };
 use crate::quant::encode::Packing;
 use crate::shards::Shards;
@@ -97,7 +97,7 @@ pub fn survey(
             kv: kv_bytes(config, request.dsa, request.context).saturating_mul(sequences),
             scratch: RunnerOptions::default().scratch_bytes as u64,
             scores: scores_bytes(request.threads, request.context),
-            drafts: draft_bytes(config, request.drafts).saturating_mul(sequences),
+            drafts: sequence_bytes(config, request.sequences, request.drafts),
             index: shards.len() as u64 * INDEX_ENTRY,
             program: PROGRAM.saturating_add(rounding),
             record: match request.record {
