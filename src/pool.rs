@@ -1,8 +1,8 @@
-//! A small pool of compute threads that claim tiles of a loop by an atomic counter.
+//! Runs loops on a small pool of compute threads, which claim tiles by an atomic counter.
 //!
-//! The calling thread works too, and it never waits for a helper that has not started: a helper that wakes late
-//! or is preempted between tiles costs its share of the work and nothing else. Idle helpers sleep on a condition
-//! variable after a spin of a few microseconds, which is about the gap between two products of one layer.
+//! The calling thread works too and never waits for a helper that has not started. A helper that wakes late, or is preempted between tiles,
+//! costs its part of the work and nothing else. Idle helpers spin for a few microseconds, about the gap between two products of one
+//! layer, and then sleep on a condition variable.
 
 use std::any::Any;
 use std::fmt;
@@ -12,9 +12,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a helper looks for the next loop before it sleeps.
+/// How long a helper polls for the next loop before it sleeps.
 const SPIN_IDLE: Duration = Duration::from_micros(5);
-/// How long the caller looks for the end of the helpers' last tiles before it sleeps.
+/// How long the caller polls for the end of the helpers' last tiles before it sleeps.
 const SPIN_DONE: Duration = Duration::from_micros(20);
 
 /// `threads` compute threads, the calling one included. Dropping it joins the helpers.
@@ -23,10 +23,10 @@ pub struct Pool {
     helpers: Vec<JoinHandle<()>>,
 }
 
-/// What the caller and the helpers share.
+/// The state that the caller and the helpers share.
 struct Shared {
-    state: Mutex<State>,
-    /// Signalled when there is a new loop, or to stop.
+    state: Mutex<Posted>,
+    /// Signalled on a new loop, and to stop.
     work: Condvar,
     /// Signalled when the last helper leaves a loop.
     done: Condvar,
@@ -34,12 +34,13 @@ struct Shared {
     epoch: AtomicUsize,
     /// Helpers inside the current loop. Written under `state`, read without it while spinning.
     active: AtomicUsize,
-    /// A loop is running: another one, nested or from a second thread, runs inline.
+    /// A loop is running: a second one, nested or from another thread, runs inline.
     busy: AtomicBool,
 }
 
-struct State {
-    /// The loop to help with, until its caller stops taking in helpers.
+/// The loop on offer, written under the lock.
+struct Posted {
+    /// The loop that helpers may enter.
     task: Option<TaskPtr>,
     sleeping: usize,
     stop: bool,
@@ -65,7 +66,7 @@ impl Pool {
     /// A pool of `threads` threads (at least 1). When the system refuses a thread, the pool has fewer.
     pub fn new(threads: usize) -> Pool {
         let shared = Arc::new(Shared {
-            state: Mutex::new(State {
+            state: Mutex::new(Posted {
                 task: None,
                 sleeping: 0,
                 stop: false,
@@ -98,8 +99,8 @@ impl Pool {
     /// A call from inside a tile, or while another thread is in `run`, does its loop on the calling thread.
     ///
     /// # Panics
-    /// When `f` panics: the first panic goes on in the caller once no thread is inside `f` any more. Tiles that
-    /// nobody had claimed by then are not run.
+    /// `f` panics: the first panic goes on in the caller once no thread is inside `f` any more. Tiles that no thread had claimed by then
+    /// do not run.
     pub fn run(&self, tiles: usize, f: &(dyn Fn(usize) + Sync)) {
         let shared = &*self.shared;
         if tiles <= 1 || self.helpers.is_empty() || shared.busy.swap(true, Ordering::Acquire) {
@@ -127,10 +128,10 @@ impl Pool {
     }
 
     /// Calls `f(i, chunk)` once for every chunk of `len` elements of `data` (the last may be shorter), spread over
-    /// the threads: [`Pool::run`] for loops whose tiles write to disjoint places.
+    /// the threads: [`Pool::run`] for loops whose tiles write to disjoint parts of `data`.
     ///
     /// # Panics
-    /// When `f` panics, as [`Pool::run`]; when `len` is 0.
+    /// `f` panics, as for [`Pool::run`], or `len` is 0.
     pub fn run_chunks<T: Send>(
         &self,
         data: &mut [T],
@@ -160,7 +161,7 @@ impl Pool {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Posted> {
         // Nothing that can panic runs under this lock, so a poisoned state is still a valid one.
         self.state
             .lock()
@@ -178,7 +179,7 @@ impl Shared {
         }
     }
 
-    /// Takes in no more helpers and waits for those inside.
+    /// Closes the loop to helpers and waits for those inside.
     fn retire(&self) {
         self.lock().task = None;
         // A helper enters under the lock, so `active` can only fall from here on. The Acquire pairs with the
@@ -195,7 +196,7 @@ impl Shared {
         }
     }
 
-    /// The life of a helper.
+    /// Helps with one loop after another, until the pool stops: the body of a helper thread.
     fn help(&self) {
         let mut seen = 0;
         while let Some(task) = self.next_task(&mut seen) {
@@ -211,7 +212,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a loop newer than `seen` and enters it; `None` to stop.
+    /// Waits for a loop newer than `seen` and enters it; `None` when the pool stops.
     fn next_task(&self, seen: &mut usize) -> Option<TaskPtr> {
         spin(SPIN_IDLE, || self.epoch.load(Ordering::Relaxed) != *seen);
         let mut state = self.lock();
@@ -253,16 +254,16 @@ impl Task<'_> {
                     .unwrap_or_else(|poisoned| poisoned.into_inner());
                 if first.is_none() {
                     *first = Some(payload);
-                } else {
-                    // Dropping a payload may panic again.
-                    std::mem::forget(payload);
+                } else if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+                    // Dropping this one might panic without end.
+                    std::mem::forget(again);
                 }
             }
         }
     }
 }
 
-/// Polls `done` for at most `limit`; its last answer.
+/// Polls `done` for at most `limit`, and returns its last answer.
 fn spin(limit: Duration, done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     loop {
@@ -283,7 +284,7 @@ impl Drop for Pool {
         self.shared.lock().stop = true;
         self.shared.work.notify_all();
         for helper in self.helpers.drain(..) {
-            // A helper never unwinds, so there is nothing to learn from its result.
+            // A helper never unwinds, so its result is always Ok.
             let _ = helper.join();
         }
     }
@@ -301,6 +302,9 @@ impl fmt::Debug for Pool {
 mod tests {
     use super::*;
 
+    /// Miri, which checks these tests for data races (docs/contributing.md), is slow.
+    const ROUNDS: usize = if cfg!(miri) { 20 } else { 20_000 };
+
     fn counts(pool: &Pool, tiles: usize) -> Vec<usize> {
         let counts: Vec<_> = (0..tiles).map(|_| AtomicUsize::new(0)).collect();
         pool.run(tiles, &|i| {
@@ -314,7 +318,7 @@ mod tests {
         for threads in [0, 1, 2, 3, 8] {
             let pool = Pool::new(threads);
             assert_eq!(pool.threads(), threads.max(1));
-            for tiles in [0, 1, 2, 3, 17, 1000] {
+            for tiles in [0, 1, 2, 3, 17, ROUNDS.min(1000)] {
                 assert!(counts(&pool, tiles).iter().all(|&n| n == 1));
             }
         }
@@ -323,14 +327,14 @@ mod tests {
     #[test]
     fn loops_back_to_back_and_after_sleep() {
         let pool = Pool::new(4);
-        for round in 0..20_000 {
+        for round in 0..ROUNDS {
             let sum = AtomicUsize::new(0);
             pool.run(round % 7, &|i| {
                 sum.fetch_add(i + 1, Ordering::Relaxed);
             });
             let tiles = round % 7;
             assert_eq!(sum.into_inner(), tiles * (tiles + 1) / 2);
-            if round % 1000 == 0 {
+            if round % (ROUNDS / 20) == 0 {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -342,7 +346,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for _ in 0..200 {
+                    for _ in 0..ROUNDS / 100 + 1 {
                         let sum = AtomicUsize::new(0);
                         pool.run(5, &|_| {
                             pool.run(7, &|_| {
@@ -359,7 +363,7 @@ mod tests {
     #[test]
     fn chunks_are_disjoint_and_complete() {
         let pool = Pool::new(3);
-        for (total, len) in [(0, 4), (1, 4), (4, 4), (5, 4), (1001, 10)] {
+        for (total, len) in [(0, 4), (1, 4), (4, 4), (5, 4), (ROUNDS.min(1000) + 1, 10)] {
             let mut data = vec![0usize; total];
             pool.run_chunks(&mut data, len, &|i, chunk| {
                 for (k, value) in chunk.iter_mut().enumerate() {
@@ -373,7 +377,7 @@ mod tests {
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
         let pool = Pool::new(4);
-        for round in 0..200 {
+        for round in 0..ROUNDS / 100 + 1 {
             let result = catch_unwind(AssertUnwindSafe(|| {
                 pool.run(50, &|i| assert_ne!(i, round % 50, "tile {i}"));
             }));

@@ -1,8 +1,8 @@
-//! Rounding floats to codes and scales: the inverse of what the kernels of `packed` decode.
+//! Rounds floats to codes and scales, which the kernels of `packed` decode.
 //!
 //! A scale is the largest magnitude of its row or group, divided by the largest code: 127 (int8), 7 (int4), 1 (int2). A
 //! code is the weight divided by the scale, rounded to the nearest integer, ties to even. Both are f32 divisions, so that the
-//! bytes are the same wherever they are made. The smallest code (-128, -8, -2) is never used: codes are symmetric.
+//! bytes are the same on every machine. The smallest code (-128, -8, -2) is never used: codes are symmetric.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ pub enum Packing {
     Int8,
     /// Nibbles, one scale a row.
     Int4,
-    /// Nibbles, one scale for this many neighbours of a row; at least 1.
+    /// Nibbles, one scale for this many columns of a row; at least 1.
     Int4Group(u32),
     /// Two-bit fields, one scale a row.
     Int2,
@@ -99,25 +99,25 @@ impl TryFrom<String> for Packing {
     }
 }
 
-/// A weight that no scale can bring into the range of codes.
+/// A weight that is infinite or NaN, which no scale brings into the range of codes.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("row {row}, column {column} is {value}")]
 pub struct NotFinite {
-    /// Row of the values that were given.
+    /// Its row among the given values.
     pub row: usize,
-    /// Column.
+    /// Its column.
     pub column: usize,
-    /// Infinite or NaN.
+    /// The weight.
     pub value: f32,
 }
 
 /// Appends the codes and the scales (f32, little-endian) of the rows `values` [n, cols].
 ///
 /// # Errors
-/// A value that is infinite or NaN. What was appended by then is of no use.
+/// A value that is infinite or NaN. `codes` and `scales` are then incomplete.
 ///
 /// # Panics
-/// When `values` is not a whole number of rows.
+/// `values` is not a whole number of rows.
 pub fn encode(
     packing: Packing,
     cols: usize,
@@ -155,7 +155,7 @@ fn encode_group(packing: Packing, values: &[f32], fields: &mut [u8]) -> Option<f
     /// 1.5 * 2^23: a sum with it has no room for a fraction, so the addition rounds, ties to even, and the low bits of the
     /// sum are the integer. Unlike a call of `round_ties_even` this is one instruction for many values on any CPU.
     const ROUND: f32 = 12_582_912.0;
-    // As integers: magnitudes are ordered alike, and those of infinities and NaNs are the largest.
+    // The bits of magnitudes are ordered as the magnitudes, those of infinities and NaNs last.
     let magnitude = |v: &f32| (v.to_bits() & 0x7fff_ffff) as i32;
     let largest = f32::from_bits(values.iter().map(magnitude).fold(0, i32::max) as u32);
     if !largest.is_finite() {
@@ -163,7 +163,7 @@ fn encode_group(packing: Packing, values: &[f32], fields: &mut [u8]) -> Option<f
     }
     let bits = packing.bits();
     let top = ((1 << (bits - 1)) - 1) as f32;
-    // Zero also for magnitudes that are too small to be divided.
+    // The quotient is 0 also where the largest magnitude is too small to be divided.
     let scale = match largest / top {
         0.0 => 1.0,
         scale => scale,

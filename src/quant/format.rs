@@ -1,10 +1,10 @@
-//! The formats: names and sizes.
+//! Names the weight formats and computes their sizes.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Columns and rows of a block that one FP8 scale covers.
+/// Rows, and columns, of a block that shares one FP8 scale.
 pub const FP8_BLOCK: usize = 128;
 
 /// How a weight matrix is stored.
@@ -20,7 +20,7 @@ pub enum Format {
     Int8Row,
     /// Nibbles less 8, the low one first; one scale a row.
     Int4Row,
-    /// Nibbles less 8, the low one first; one scale for this many neighbours of a row (the last group may be short).
+    /// Nibbles less 8, the low one first; one scale for this many columns (the last group of a row may be short).
     Int4Group(u32),
     /// Two-bit fields less 2, the lowest first; one scale a row.
     Int2Row,
@@ -40,7 +40,7 @@ impl Format {
         }
     }
 
-    /// Whether weights are floating-point numbers, of whatever precision, which can still be rounded to codes.
+    /// Whether weights are floating-point numbers, which can be rounded to codes.
     pub fn is_floating(self) -> bool {
         match self {
             Format::F32 | Format::F16 | Format::Bf16 | Format::Fp8Block => true,

@@ -1,4 +1,4 @@
-//! Which format a packed tensor has, from its byte counts: containers do not say, or only as a confirmation.
+//! Infers the format of a packed tensor from its byte counts. Containers name it in a stamp at most, as a confirmation.
 
 use super::Format;
 
@@ -15,13 +15,13 @@ pub struct Sizes {
     pub scales: u64,
 }
 
-/// Why byte counts are no format.
+/// Why a tensor has no supported format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// No format has these sizes.
     #[error("{weights} bytes and {scales} scales are no known format of a matrix [{rows}, {cols}]", weights = .0.weights, scales = .0.scales, rows = .0.rows, cols = .0.cols)]
     Impossible(Sizes),
-    /// The weights are of a grouped format, and the groups cannot be.
+    /// The weights are of a grouped format, and no group size gives that number of scales.
     #[error(
         "{scales} scales a row cannot be groups of {cols} columns: neither a power of two nor an exact division gives that number"
     )]
@@ -44,15 +44,15 @@ pub enum Refusal {
     /// A format of another engine that is not supported.
     #[error("its format {0} is not supported")]
     Unsupported(&'static str),
-    /// The stamp names something that nobody knows.
+    /// The stamp names an unknown format.
     #[error("its colibri.fmt stamp names an unknown format {0:?}")]
     UnknownStamp(String),
     /// The stamp and the bytes disagree.
     #[error("its colibri.fmt stamp says {stamp}, but its sizes are those of {found}")]
     Contradiction {
-        /// What the stamp says.
+        /// The format in the stamp.
         stamp: String,
-        /// What the bytes say.
+        /// The format that has these sizes.
         found: String,
     },
 }
@@ -68,7 +68,7 @@ const SUPPORTED: [&str; 4] = ["int8-row", "int4-row", "int4-grouped", "int2-row"
 /// The format of a U8 tensor with F32 scales.
 ///
 /// # Errors
-/// When the sizes fit no format or several, or contradict the stamp.
+/// The sizes fit no format or several, or contradict the stamp.
 pub fn infer(sizes: Sizes, stamp: Option<&str>) -> Result<Format, Refusal> {
     if let Some(name) = stamp.and_then(unsupported) {
         return Err(Refusal::Unsupported(name));
@@ -133,8 +133,7 @@ fn candidates(sizes: Sizes) -> Vec<Format> {
     formats
 }
 
-/// Columns of a group when `scales` are those of `rows` rows: the power of two that gives so many groups, else the exact
-/// quotient.
+/// Columns of a group where `rows` rows have `scales` scales: the power of two that gives that many groups, else the exact quotient.
 fn group_size(rows: usize, cols: usize, scales: u64) -> Option<usize> {
     let groups = usize::try_from(scales).ok()?;
     if rows == 0 || groups == 0 || !groups.is_multiple_of(rows) {
@@ -152,7 +151,7 @@ fn group_size(rows: usize, cols: usize, scales: u64) -> Option<usize> {
         .filter(|size| u32::try_from(*size).is_ok())
 }
 
-/// The reason why no format fits.
+/// Why no format fits.
 fn nothing(sizes: Sizes) -> Refusal {
     let Sizes {
         rows,
@@ -189,7 +188,7 @@ pub fn not_finite(scales: &[u8]) -> Option<(usize, f32)> {
     let mut values = scales
         .chunks_exact(4)
         .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    // All of them first: that loop has no branch and runs at the speed of memory.
+    // The usual case first: a loop without branches runs at the speed of memory.
     let exponent = |v: f32| v.to_bits() & 0x7f80_0000;
     if values.clone().map(exponent).fold(0, u32::max) < 0x7f80_0000 {
         return None;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::format::{FP8_BLOCK, Format};
 use super::infer;
 
-/// What a product does with the activations before it multiplies them with packed weights.
+/// How a product takes the activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activations {
@@ -15,49 +15,37 @@ pub enum Activations {
     #[default]
     Exact,
     /// They are rounded to int8 with one scale for 64 columns, and multiplied as integers (`packed::integer`). Matrices of floats and
-    /// of FP8, and groups that end inside 64 columns, are computed exactly all the same.
+    /// of FP8, and groups that end inside 64 columns, are computed exactly nevertheless.
     Int8,
 }
 
 /// The bytes are not a matrix of the stated shape.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message names every field")]
 pub enum ShapeError {
-    /// Wrong number of bytes.
+    /// Wrong number of bytes for the format and the shape [rows, cols].
     #[error("the {format} matrix [{rows}, {cols}] takes {expected} bytes, not {actual}")]
     Size {
-        /// Format of the matrix.
         format: Format,
-        /// Output size.
         rows: usize,
-        /// Input size.
         cols: usize,
-        /// Bytes it takes.
         expected: usize,
-        /// Bytes there are.
         actual: usize,
     },
-    /// Wrong number of bytes of scales.
+    /// Wrong number of bytes of scales for the format and the shape [rows, cols].
     #[error("the {format} matrix [{rows}, {cols}] takes {expected} bytes of scales, not {actual}")]
     Scales {
-        /// Format of the matrix.
         format: Format,
-        /// Output size.
         rows: usize,
-        /// Input size.
         cols: usize,
-        /// Bytes of scales it takes.
         expected: usize,
-        /// Bytes of scales there are.
         actual: usize,
     },
-    /// The size does not fit in memory.
+    /// The matrix [rows, cols] is larger than the address space.
     #[error("the {format} matrix [{rows}, {cols}] is too large to address")]
     Overflow {
-        /// Format of the matrix.
         format: Format,
-        /// Output size.
         rows: usize,
-        /// Input size.
         cols: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Weight formats and the matrix-vector products on them.
+//! Defines weight formats and multiplies matrices in them.
 //!
 //! # One reduction order
 //!
@@ -15,13 +15,12 @@
 //! the multiply-add. The sums over rows ([`Matrix::add_row`], [`Matrix::matmul_transposed`]) have no lanes: one fused
 //! multiply-add an element and row, rows ascending. Results that are NaN are NaN everywhere, with any payload.
 //!
-//! The formats with scales have the same lanes; which element goes to which, and where the scale comes in, is in the
-//! documentation of `packed`, and in `docs/formats.md`.
+//! The formats with scales have the same lanes. `packed` and `docs/formats.md` say which element goes to which lane, and where the scale
+//! is multiplied in.
 //!
 //! # Adding a format
 //!
-//! Write its kernels (trait [`kernel::Kernel`]) in a file of its own, then name it in [`Format`] and in
-//! `dispatch::kernel_for`.
+//! Write its kernels (trait [`kernel::Kernel`]) in a new file, then add it to [`Format`] and to `dispatch::kernel_for`.
 
 mod dispatch;
 pub mod encode;

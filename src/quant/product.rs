@@ -4,11 +4,10 @@ use super::matrix::{Activations, Matrix};
 use super::{Format, dispatch};
 use crate::pool::Pool;
 
-/// Products that touch fewer weight bytes than this run on the calling thread: they take about as long as waking a
-/// helper, 10 us.
+/// Products that read fewer weight bytes than this run on the calling thread: they take no longer than waking a helper, 10 us.
 const INLINE_BYTES: usize = 256 << 10;
-/// Weight bytes of a tile: enough to make claiming it free, and small enough that the last tiles of two threads
-/// end together and that a tile stays in the L2 cache while several columns pass over it.
+/// Weight bytes of a tile. Claiming a tile this large costs nothing by comparison. It is small enough that the last tiles of two threads
+/// end together, and that it stays in the L2 cache while several columns pass over it.
 const TILE_BYTES: usize = 128 << 10;
 
 impl Matrix<'_> {
@@ -16,7 +15,7 @@ impl Matrix<'_> {
     /// The reduction order of an element depends on `cols` alone: not on `n`, the threads or the CPU.
     ///
     /// # Panics
-    /// When `x` or `y` has another length.
+    /// `x` or `y` has another length.
     pub fn matmul(&self, pool: &Pool, x: &[f32], n: usize, y: &mut [f32]) {
         assert_eq!((x.len(), y.len()), (n * self.cols(), n * self.rows()));
         if y.is_empty() {
@@ -55,7 +54,7 @@ impl Matrix<'_> {
         });
     }
 
-    /// Rows of a tile of [`Matrix::matmul`]; all of them when it is not worth waking anybody.
+    /// Rows of a tile of [`Matrix::matmul`]; all rows where one thread is faster.
     fn band(&self, pool: &Pool, n: usize) -> usize {
         let row = self.row_bytes().max(1);
         if pool.threads() == 1 && n == 1 || self.bytes().len().saturating_mul(n) < INLINE_BYTES {
@@ -69,16 +68,16 @@ impl Matrix<'_> {
     /// y += a * W[row, :], with `y` of `cols` values. With a = 1 and y = 0 this reads a row (an embedding).
     ///
     /// # Panics
-    /// When `row` is not below `rows`, or `y` has another length.
+    /// `row` is not below `rows`, or `y` has another length.
     pub fn add_row(&self, row: usize, a: f32, y: &mut [f32]) {
         dispatch::kernel(self.format()).add_rows(self.slice_rows(row..row + 1), &[a], y);
     }
 
-    /// y += transpose(W) a, rows ascending, with `y` of `cols` values. W may be a block of a KV cache and `a` the
+    /// y += transpose(W) a, rows ascending, with `y` of `cols` values. W may be a block of a KV cache, and `a` the
     /// probabilities of its positions.
     ///
     /// # Panics
-    /// When `a` or `y` has another length.
+    /// `a` or `y` has another length.
     pub fn add_rows(&self, a: &[f32], y: &mut [f32]) {
         dispatch::kernel(self.format()).add_rows(*self, a, y);
     }
@@ -90,7 +89,7 @@ impl Matrix<'_> {
     /// of a large matrix in parallel instead (a call inside [`Pool::run`] stays on its thread).
     ///
     /// # Panics
-    /// When `x` or `y` has another length.
+    /// `x` or `y` has another length.
     pub fn matmul_transposed(&self, pool: &Pool, x: &[f32], n: usize, y: &mut [f32]) {
         assert_eq!((x.len(), y.len()), (n * self.rows(), n * self.cols()));
         if y.is_empty() {
@@ -124,7 +123,7 @@ fn bands(y: &mut [f32], len: usize, band: usize) -> Vec<&mut [f32]> {
 /// The dot product, in the same reduction order as [`Matrix::matmul`].
 ///
 /// # Panics
-/// When the lengths differ.
+/// The lengths differ.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let mut y = [0.0];
@@ -135,7 +134,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// y += a * x, one fused multiply-add an element.
 ///
 /// # Panics
-/// When the lengths differ.
+/// The lengths differ.
 pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len());
     dispatch::kernel(Format::F32).add_rows(Matrix::one_row(x), &[a], y);

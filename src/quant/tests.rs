@@ -1,4 +1,4 @@
-//! Every path on this CPU gives the bits of a scalar transcription of the reduction order.
+//! Compares every instruction set of this CPU, bit for bit, with a scalar transcription of the reduction order.
 
 mod integer;
 
@@ -24,7 +24,7 @@ const PACKED: [Format; 11] = [
     Format::Int4Group(1),
 ];
 
-/// A small generator, so that a case is one number.
+/// A small generator of random numbers, so that a seed reproduces a case.
 struct Random(u64);
 
 impl Random {
@@ -35,7 +35,7 @@ impl Random {
         self.0
     }
 
-    /// A value of order 1; now and then one from the edges when `edges` is set.
+    /// A value of order 1; with `edges`, one of 64 is an edge case.
     fn value(&mut self, edges: bool) -> f32 {
         const EDGES: [f32; 10] = [
             0.0,
@@ -61,7 +61,7 @@ impl Random {
     }
 }
 
-/// `values` in `format`, at an odd address, and what they became.
+/// `values` rounded to `format`, at an odd address.
 struct Stored {
     bytes: Vec<u8>,
     values: Vec<f32>,
@@ -106,7 +106,7 @@ impl Stored {
     }
 }
 
-/// Random codes and scales at odd addresses, and what they stand for.
+/// Random codes and scales at odd addresses, and their values.
 struct Coded {
     format: Format,
     rows: usize,
@@ -118,7 +118,7 @@ struct Coded {
     factors: Vec<f32>,
 }
 
-/// `len` bytes from `next` at an odd address: those after the first one or two of what is returned.
+/// `len` bytes from `next` at an odd address, after one or two bytes of padding.
 fn odd_bytes(len: usize, mut next: impl FnMut() -> u8) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 2);
     let pad = 1 + usize::from(!(bytes.as_ptr() as usize).is_multiple_of(2));
@@ -208,7 +208,7 @@ impl Coded {
     }
 }
 
-/// F8_E4M3 by its definition.
+/// The value of an F8_E4M3 byte, by its definition.
 fn e4m3(byte: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
     let magnitude = match (exponent, byte & 7) {
@@ -223,7 +223,7 @@ fn e4m3(byte: u8) -> f32 {
     }
 }
 
-/// The definition of `packed`, written down column by column: where a column goes, and where its scale comes in.
+/// The reduction order of `packed`, column by column.
 fn packed_reference(format: Format, (codes, factors): (&[f32], &[f32]), x: &[f32]) -> f32 {
     let by_row = matches!(format, Format::Int8Row | Format::Int4Row | Format::Int2Row);
     let interleaved = !matches!(format, Format::Int8Row | Format::Fp8Block);
@@ -296,7 +296,7 @@ fn check_packed(format: Format, rows: usize, cols: usize, n: usize, seed: u64) {
 }
 
 #[test]
-fn every_packed_width_has_the_same_bits_on_every_path() {
+fn every_packed_width_has_the_same_bits_on_every_instruction_set() {
     for format in PACKED {
         for cols in 0..=270 {
             let (rows, n) = (1 + cols % 5, 1 + cols % 9);
@@ -385,7 +385,7 @@ fn products_at_once(
     Ok((x, y))
 }
 
-/// The module's definition, written down element by element.
+/// The reduction order of `quant`, element by element.
 fn reference(w: &[f32], x: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
     for j in 0..w.len().next_multiple_of(LANES) {
@@ -450,7 +450,7 @@ fn check(format: Format, rows: usize, cols: usize, n: usize, seed: u64, edges: b
 }
 
 #[test]
-fn every_width_has_the_same_bits_on_every_path() {
+fn every_width_has_the_same_bits_on_every_instruction_set() {
     for format in FORMATS {
         for cols in 0..=200 {
             let (rows, n) = (1 + cols % 5, 1 + cols % 9);
@@ -461,7 +461,7 @@ fn every_width_has_the_same_bits_on_every_path() {
 
 proptest! {
     #[test]
-    fn edge_values_have_the_same_bits_on_every_path(
+    fn edge_values_have_the_same_bits_on_every_instruction_set(
         format in 0..3usize, rows in 1..12usize, cols in 1..200usize, n in 1..10usize, seed: u64,
     ) {
         check(FORMATS[format], rows, cols, n, seed, true);

@@ -1,4 +1,4 @@
-//! Element types of the safetensors format.
+//! Defines the element types of the safetensors format.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ macro_rules! dtypes {
                 }
             }
 
-            /// Width of one element in bits: the only place that knows it.
+            /// Width of one element in bits.
             pub fn bits(self) -> u64 {
                 match self {
                     $(Dtype::$variant => $bits,)+
@@ -88,8 +88,7 @@ dtypes! {
 }
 
 impl Dtype {
-    /// Bytes of `elements` elements, packed without padding between them. `None` if that overflows or is
-    /// no whole number of bytes.
+    /// Bytes of `elements` elements, packed without padding. `None` if that overflows or is not a whole number of bytes.
     pub fn bytes(self, elements: u64) -> Option<u64> {
         let bits = elements.checked_mul(self.bits())?;
         bits.is_multiple_of(8).then_some(bits / 8)

@@ -1,4 +1,4 @@
-//! What can be wrong with a directory of shards.
+//! Defines the errors of directories of shards.
 
 use std::fmt;
 use std::io;
@@ -9,13 +9,13 @@ use colibri_ring::headers::HeaderError;
 
 use super::Dtype;
 
-/// Mirrors that a model may have.
+/// The largest number of mirrors of a model.
 pub const MAX_MIRRORS: usize = 4;
 
-/// What can be wrong with a directory of shards.
+/// Why a directory of shards cannot be indexed or read.
 #[derive(Debug, thiserror::Error)]
 pub enum ShardError {
-    /// A tensor that the model needs is in no shard.
+    /// No shard has a tensor that the model needs.
     #[error("tensor {} is missing from {}", Shown(name), list(dirs))]
     Missing {
         /// The tensor.
@@ -31,7 +31,7 @@ pub enum ShardError {
     List {
         /// The directory.
         dir: PathBuf,
-        /// The operating system's answer.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A directory has no shard.
@@ -40,42 +40,42 @@ pub enum ShardError {
         /// The directory.
         dir: PathBuf,
     },
-    /// One directory was given twice: all its tensors would be there twice.
+    /// One directory was given twice.
     #[error("{} and {} are the same directory", first.display(), second.display())]
     SameDirectory {
-        /// One spelling of it.
+        /// One of its paths.
         first: PathBuf,
-        /// The other one.
+        /// The other path.
         second: PathBuf,
     },
-    /// More mirrors than a model may have.
+    /// More than [`MAX_MIRRORS`] mirrors were given.
     #[error("{given} mirrors are given, at most {} are possible", MAX_MIRRORS)]
     TooManyMirrors {
-        /// Given mirrors.
+        /// Number of them.
         given: usize,
     },
     /// A file could not be opened or read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A file has no header to speak of.
+    /// A file has no header, or one of an impossible length.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// A header is no valid UTF-8.
-    #[error("{}: the header is no UTF-8 text from byte {valid} on", file.display())]
+    /// A header is not valid UTF-8.
+    #[error("{}: the header is not UTF-8 text from byte {valid} on", file.display())]
     Utf8 {
         /// The shard.
         file: PathBuf,
-        /// Bytes of the header that are valid.
+        /// Valid bytes before the first bad one.
         valid: usize,
     },
-    /// A header is no JSON, or not of the format's structure.
+    /// A header is not JSON, or not of the format's structure.
     #[error("{}: {}the header is malformed: {reason}", file.display(), in_tensor(tensor.as_deref()))]
     Json {
         /// The shard.
         file: PathBuf,
-        /// The tensor whose entry it is, if it is one.
+        /// The tensor at whose entry the parser stopped, if it was in one.
         tensor: Option<String>,
-        /// What is wrong, and where.
+        /// The parser's message, with line and column.
         reason: String,
     },
     /// A tensor's entry is wrong.
@@ -85,10 +85,10 @@ pub enum ShardError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// The flaw.
         flaw: Flaw,
     },
-    /// A file holds data, and no tensor.
+    /// A file has data but no tensor.
     #[error("{}: {bytes} bytes of data belong to no tensor", file.display())]
     NoTensors {
         /// The shard.
@@ -106,7 +106,7 @@ pub enum ShardError {
         /// The other one.
         second: PathBuf,
     },
-    /// The list of shards names a file that is not there.
+    /// The list of shards names a file that no directory has.
     #[error(
         "{} is missing, which {} names for tensor {}: the download is incomplete",
         Shown(shard), list.display(), Shown(tensor)
@@ -119,7 +119,7 @@ pub enum ShardError {
         /// The first tensor that is therefore missing.
         tensor: String,
     },
-    /// The numbers in the names of the shards say that there is another one.
+    /// The numbers in the names of the shards have a gap.
     #[error(
         "{} is missing from {}, as the names of the other shards say: the download is incomplete, or the model has one \
          more directory to give",
@@ -132,7 +132,7 @@ pub enum ShardError {
         /// The directories that were searched.
         dirs: Vec<PathBuf>,
     },
-    /// The list of shards is malformed or too large to be one.
+    /// The list of shards is malformed or too large.
     #[error("{}: not a list of shards: {reason}", list.display())]
     BadList {
         /// The list.
@@ -140,12 +140,12 @@ pub enum ShardError {
         /// What is wrong.
         reason: String,
     },
-    /// More tensors, names or dimensions than the index can number.
+    /// More tensors, bytes of names or dimensions than the index can number.
     #[error("{}: with this file there are more than 2^32 {what}", file.display())]
     TooMany {
-        /// The shard with which it became too many.
+        /// The shard that exceeded the limit.
         file: PathBuf,
-        /// Of what.
+        /// The things that are too many.
         what: &'static str,
     },
     /// A tensor's data could not be read.
@@ -156,7 +156,7 @@ pub enum ShardError {
         /// Names the file and the offset.
         source: FileError,
     },
-    /// A float read of something else.
+    /// A tensor of another type was to be read as floats.
     #[error("tensor {} of {} is {dtype}; only BF16, F16 and F32 can be read as floats", Shown(tensor), file.display())]
     NotFloat {
         /// The shard.
@@ -166,7 +166,7 @@ pub enum ShardError {
         /// Its type.
         dtype: Dtype,
     },
-    /// A slice that is not inside its tensor.
+    /// A slice is not inside its tensor.
     #[error("tensor {} of {} has {elements} elements; a slice of {count} from {start} on is outside", Shown(tensor), file.display())]
     Slice {
         /// The shard.
@@ -180,23 +180,23 @@ pub enum ShardError {
         /// Elements of the tensor.
         elements: u64,
     },
-    /// No memory for a read.
+    /// The buffer of a read cannot be allocated.
     #[error("no memory for {bytes} bytes of tensor {}", Shown(tensor))]
     Memory {
         /// The tensor.
         tensor: String,
-        /// Wanted bytes.
+        /// Its size.
         bytes: u64,
     },
 }
 
-/// What can be wrong with one tensor's entry. Offsets are bytes of the data section, as in the header.
+/// Why one tensor's entry is invalid. Offsets are bytes of the data section, as in the header.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Flaw {
     /// Its name occurs more than once in the file.
     #[error("given twice in this file")]
     Twice,
-    /// Its dtype is not known.
+    /// Its dtype is unknown.
     #[error("unknown dtype {}", Shown(.0))]
     UnknownDtype(String),
     /// A field is missing.
@@ -226,7 +226,7 @@ pub enum Flaw {
         /// Byte after the last one.
         end: u64,
     },
-    /// Its data has another length than its shape and dtype say.
+    /// Its data is not as long as its shape and dtype require.
     #[error("shape {} of {dtype} takes {want} bytes, but the offsets give {have}", dims(.shape))]
     Size {
         /// Dimensions.
@@ -248,7 +248,7 @@ pub enum Flaw {
         /// Bytes of the data section.
         data: u64,
     },
-    /// Nothing covers the bytes before its data.
+    /// No tensor covers the bytes before its data.
     #[error("bytes [{from}, {start}) before its data belong to no tensor")]
     Hole {
         /// First byte of the hole.
@@ -259,7 +259,7 @@ pub enum Flaw {
     /// Its data overlaps another tensor's.
     #[error("its data overlaps that of tensor {}", Shown(.0))]
     Overlap(String),
-    /// It is the last one, and the file goes on after it.
+    /// It is the last tensor, and bytes follow its data.
     #[error("the last data ends at {end}, but the file has {data} bytes of data")]
     FileGoesOn {
         /// Byte after the last one.
@@ -269,7 +269,7 @@ pub enum Flaw {
     },
 }
 
-/// Text from a file, fit for one line of a message: control characters escaped, cut if very long.
+/// Text from a file for one line of a message: control characters are escaped, and very long text is cut.
 pub(super) struct Shown<'a>(pub &'a str);
 
 impl fmt::Display for Shown<'_> {

@@ -1,8 +1,7 @@
-//! One shard's header: from JSON text to validated tensors.
+//! Parses one shard's header: from JSON text to validated tensors.
 //!
-//! The safetensors crate's `Metadata` reads the same text, but loses which name came twice and does not
-//! say which tensor is at fault; it also keeps a string and a vector per tensor. So the text is read here,
-//! straight into arenas, and the crate is what the tests compare with.
+//! The safetensors crate's `Metadata` parses the same text, but loses which name came twice and which tensor is at fault, and
+//! keeps a string and a vector per tensor. This parser fills two arenas instead. The tests compare it with the crate.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -24,9 +23,9 @@ pub const MAX_HEADER: u64 = 100_000_000;
 /// `__metadata__` of one shard.
 pub type Metadata = BTreeMap<String, String>;
 
-/// One tensor; its name and shape are in the arenas beside it.
+/// One tensor. Its name and its shape are ranges of the arenas that its owner keeps.
 #[derive(Clone, Debug)]
-pub(super) struct Record {
+pub(super) struct TensorEntry {
     /// Where the name starts in `names`, and its length.
     pub name: u32,
     pub name_len: u32,
@@ -41,7 +40,7 @@ pub(super) struct Record {
     pub bytes: u64,
 }
 
-impl Record {
+impl TensorEntry {
     pub(super) fn name<'a>(&self, names: &'a str) -> &'a str {
         let start = self.name as usize;
         &names[start..start + self.name_len as usize]
@@ -58,16 +57,15 @@ impl Record {
 pub(super) struct Header {
     pub names: String,
     pub shapes: Vec<u64>,
-    pub tensors: Vec<Record>,
+    pub tensors: Vec<TensorEntry>,
     pub metadata: Metadata,
 }
 
 impl Header {
     /// Parses and validates the header of file number `file`, which has `size` bytes in all.
     ///
-    /// What holds afterwards: offsets lie inside the file, every byte after the header belongs to exactly
-    /// one tensor, and each tensor's bytes are what its shape and dtype take. Names may still be doubled,
-    /// which the index finds out.
+    /// Afterwards offsets lie inside the file, every byte after the header belongs to exactly one tensor, and each tensor's bytes are
+    /// what its shape and dtype take. The index refuses names that are given twice.
     pub(super) fn parse(
         text: &[u8],
         path: &Path,
@@ -153,9 +151,8 @@ impl Header {
         Ok(())
     }
 
-    /// The error for a tensor that is in the wrong place, unless the reason is a name given twice: then
-    /// that is what the user has to know.
-    fn flawed(&self, path: &Path, tensor: &Record, flaw: Flaw) -> ShardError {
+    /// The error for a tensor in the wrong place: that a name is given twice, where one is, since that is the cause.
+    fn flawed(&self, path: &Path, tensor: &TensorEntry, flaw: Flaw) -> ShardError {
         let mut seen = HashSet::new();
         let twice = self
             .tensors
@@ -170,19 +167,19 @@ impl Header {
     }
 }
 
-/// Reads the outer object.
+/// Parses the outer object.
 struct Parser {
     header: Header,
     file: u32,
     /// Name of the tensor whose entry is being read, as a range of `names`.
     current: Option<Range<usize>>,
-    /// Why reading was given up, where it is more than a matter of syntax.
+    /// Why parsing stopped, unless the syntax is at fault.
     flaw: Option<Flaw>,
 }
 
 impl Parser {
-    /// Adds the tensor `name` if its entry makes sense in itself.
-    fn add(&mut self, name: Range<usize>, entry: Entry) -> Result<(), Flaw> {
+    /// Adds the tensor `name` if its entry is valid in itself.
+    fn add(&mut self, name: Range<usize>, entry: RawEntry) -> Result<(), Flaw> {
         let dtype = match entry.dtype.ok_or(Flaw::NoField("dtype"))? {
             Named::Known(dtype) => dtype,
             Named::Unknown(name) => return Err(Flaw::UnknownDtype(name)),
@@ -213,7 +210,7 @@ impl Parser {
             });
         }
         // A header is at most 100 MB, so what it holds can be numbered with 32 bits.
-        self.header.tensors.push(Record {
+        self.header.tensors.push(TensorEntry {
             name: name.start as u32,
             name_len: name.len() as u32,
             shape: shape.start as u32,
@@ -265,7 +262,7 @@ impl<'de> Visitor<'de> for &mut Parser {
     }
 }
 
-/// Reads a key: appends a tensor's name to the arena and says where, or `None` for `__metadata__`.
+/// Parses a key: appends a tensor's name to the arena and returns its range, or `None` for `__metadata__`.
 struct Key<'a>(&'a mut String);
 
 impl<'de> DeserializeSeed<'de> for Key<'_> {
@@ -295,7 +292,7 @@ impl Visitor<'_> for Key<'_> {
 
 /// A tensor's entry as written.
 #[derive(Default)]
-struct Entry {
+struct RawEntry {
     dtype: Option<Named>,
     /// A range of the arena of shapes.
     shape: Option<Range<usize>>,
@@ -313,26 +310,26 @@ enum Field {
     Other,
 }
 
-/// Reads a tensor's entry, its shape into the arena.
+/// Parses a tensor's entry, its shape into the arena.
 struct EntrySeed<'a>(&'a mut Vec<u64>);
 
 impl<'de> DeserializeSeed<'de> for EntrySeed<'_> {
-    type Value = Entry;
+    type Value = RawEntry;
 
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Entry, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<RawEntry, D::Error> {
         json.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for EntrySeed<'_> {
-    type Value = Entry;
+    type Value = RawEntry;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with dtype, shape and data_offsets")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entry, A::Error> {
-        let mut entry = Entry::default();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawEntry, A::Error> {
+        let mut entry = RawEntry::default();
         while let Some(field) = map.next_key()? {
             let twice = match field {
                 Field::Dtype => entry.dtype.replace(map.next_value()?).is_some(),
@@ -354,7 +351,7 @@ impl<'de> Visitor<'de> for EntrySeed<'_> {
     }
 }
 
-/// Appends the dimensions to the arena and says where they are.
+/// Appends the dimensions to the arena and returns their range.
 struct ShapeSeed<'a>(&'a mut Vec<u64>);
 
 impl<'de> DeserializeSeed<'de> for ShapeSeed<'_> {

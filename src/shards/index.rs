@@ -1,7 +1,7 @@
-//! One hash index over the tensors of all shards.
+//! Indexes the tensors of all shards by name, in one hash table.
 //!
-//! A large model has over a hundred thousand tensors, so names live in one string, shapes in one vector,
-//! and the hash table holds nothing but record numbers.
+//! A large model has over a hundred thousand tensors, so all names are one string, all shapes one vector,
+//! and the hash table holds only the numbers of entries.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use hashbrown::{DefaultHashBuilder, HashTable, hash_table};
 use std::hash::BuildHasher;
 
 use super::error::{Flaw, ShardError};
-use super::header::{Header, Record};
+use super::header::{Header, TensorEntry};
 
 /// Name -> tensor.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ pub(super) struct Index {
     pub names: String,
     pub shapes: Vec<u64>,
     /// By file, then by offset.
-    pub tensors: Vec<Record>,
+    pub tensors: Vec<TensorEntry>,
     table: HashTable<u32>,
     hasher: DefaultHashBuilder,
 }
@@ -49,7 +49,7 @@ impl Index {
         file: &Path,
         path: impl Fn(u32) -> &'p Path,
     ) -> Result<(), ShardError> {
-        // What is numbered must fit into 32 bits, the end of it included.
+        // Numbers have 32 bits, the end of each arena included.
         let base = |have: usize, more: usize, what| match u32::try_from(have.saturating_add(more)) {
             Ok(_) => Ok(have as u32),
             Err(_) => Err(ShardError::TooMany {
@@ -63,11 +63,11 @@ impl Index {
 
         self.names.push_str(&header.names);
         self.shapes.extend_from_slice(&header.shapes);
-        for mut record in header.tensors {
-            record.name += names;
-            record.shape += shapes;
-            let name = record.name(&self.names);
-            let entry = self.table.entry(
+        for mut entry in header.tensors {
+            entry.name += names;
+            entry.shape += shapes;
+            let name = entry.name(&self.names);
+            let place = self.table.entry(
                 self.hasher.hash_one(name),
                 |&i| self.tensors[i as usize].name(&self.names) == name,
                 |&i| {
@@ -75,21 +75,21 @@ impl Index {
                         .hash_one(self.tensors[i as usize].name(&self.names))
                 },
             );
-            match entry {
+            match place {
                 hash_table::Entry::Vacant(slot) => {
                     slot.insert(self.tensors.len() as u32);
-                    self.tensors.push(record);
+                    self.tensors.push(entry);
                 }
                 hash_table::Entry::Occupied(slot) => {
                     let first = &self.tensors[*slot.get() as usize];
-                    return Err(doubled(name, first, &record, path));
+                    return Err(doubled(name, first, &entry, path));
                 }
             }
         }
         Ok(())
     }
 
-    pub(super) fn find(&self, name: &str) -> Option<&Record> {
+    pub(super) fn find(&self, name: &str) -> Option<&TensorEntry> {
         let tensor = |i: &u32| &self.tensors[*i as usize];
         let hash = self.hasher.hash_one(name);
         let found = self
@@ -101,8 +101,8 @@ impl Index {
 
 fn doubled<'p>(
     name: &str,
-    first: &Record,
-    second: &Record,
+    first: &TensorEntry,
+    second: &TensorEntry,
     path: impl Fn(u32) -> &'p Path,
 ) -> ShardError {
     let tensor = name.to_string();

@@ -1,9 +1,8 @@
-//! Mirrors: directories with copies of shards on other drives. They add bandwidth and change nothing else, so whatever is
-//! wrong with one is a [`Fault`] to be told of, and no error.
+//! Finds copies of shards in mirrors: directories on other drives. A mirror adds bandwidth and changes no result, so what is wrong
+//! with one is a [`Fault`] to report, not an error.
 //!
-//! A file of a mirror is taken as a copy of the primary of the same name if its size and its header are the primary's, byte
-//! for byte. Headers are compared while the primary's is in memory, by whichever thread has just parsed it: many at
-//! once, and none is kept.
+//! A file of a mirror is a copy of the primary of the same name if its size and its header equal the primary's, byte for byte. The
+//! thread that has parsed a primary's header compares the copies with it, so that no header stays in memory.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,18 +31,18 @@ pub struct MirrorFile {
 /// Why a mirror does not serve a file.
 #[derive(Debug)]
 pub enum Refusal {
-    /// It does not have it.
+    /// It does not have the file.
     Missing,
-    /// It cannot be opened or read.
+    /// The file cannot be opened or read.
     File(FileError),
-    /// It has another size.
+    /// The file has another size.
     Size {
         /// Bytes of the primary.
         primary: u64,
-        /// Bytes of what is in the mirror.
+        /// Bytes of the file in the mirror.
         mirror: u64,
     },
-    /// It has another header.
+    /// The file has another header.
     Header,
 }
 
@@ -67,33 +66,33 @@ pub struct Unserved {
     pub primary: PathBuf,
     /// Where its copy would be.
     pub path: PathBuf,
-    /// Why it is not served.
+    /// The reason.
     pub reason: Refusal,
 }
 
 /// What is wrong with a mirror.
 #[derive(Debug)]
 pub enum Fault {
-    /// It is no directory that can be read, and serves nothing.
+    /// The directory cannot be read, so it serves no file.
     Directory {
         /// The mirror.
         dir: PathBuf,
-        /// The operating system's answer.
+        /// The operating system's error.
         source: io::Error,
     },
     /// It does not serve every file.
     Files {
         /// The mirror.
         dir: PathBuf,
-        /// Those that it does not serve; there is one at least.
+        /// The files that it does not serve, at least one.
         unserved: Vec<Unserved>,
-        /// How many files the model has.
+        /// Number of files of the model.
         of: usize,
     },
 }
 
 impl Fault {
-    /// Whether it is only that some files have not been copied, as where a mirror was staged within a budget.
+    /// Whether the mirror only lacks some files, like one that was staged within a budget.
     pub fn is_partial(&self) -> bool {
         match self {
             Fault::Directory { .. } => false,
@@ -113,7 +112,7 @@ impl fmt::Display for Fault {
             }
             Fault::Files { dir, unserved, of } => (dir, unserved, of),
         };
-        // What is there and is no copy says more than what is not there.
+        // A file that is not a copy tells more than one that is missing.
         let wrong = |file: &&Unserved| !matches!(file.reason, Refusal::Missing);
         let Some(first) = unserved.iter().find(wrong).or(unserved.first()) else {
             return Ok(());
@@ -124,7 +123,7 @@ impl fmt::Display for Fault {
                 let primary = first.primary.display();
                 write!(f, "{path} is not used as a mirror of {primary}: {reason}")
             }
-            // One line for a directory: that of another model would be a line for each of hundreds of files.
+            // One line for a directory: a directory of another model would give hundreds.
             count => write!(
                 f,
                 "{}: {count} of {of} files are not used as mirrors, like {path}: {reason}",
@@ -134,30 +133,30 @@ impl fmt::Display for Fault {
     }
 }
 
-/// For one shard, what each mirror that can be used at all has of it.
+/// For one shard, the file of each readable mirror, or why it is not a copy.
 pub(super) type Offers = Vec<(usize, Result<Arc<File>, Refusal>)>;
 
 /// The mirrors of a model.
 #[derive(Debug)]
 pub(super) struct Mirrors<'a> {
     dirs: &'a [PathBuf],
-    /// Indices of those that are directories.
+    /// Indices of the directories that can be read.
     usable: Vec<usize>,
-    /// What is wrong with the others.
+    /// The faults of the others.
     faults: Vec<Option<Fault>>,
 }
 
 /// Which copies are used.
 #[derive(Debug)]
 pub(super) struct Settled {
-    /// Of each file, its copies.
+    /// By file: its copies.
     pub copies: Vec<Vec<MirrorFile>>,
-    /// Of each mirror, what is wrong with it.
+    /// By mirror: its fault, if it has one.
     pub faults: Vec<Option<Fault>>,
 }
 
 impl<'a> Mirrors<'a> {
-    /// Looks at the directories. One that is not there is left out.
+    /// Checks the directories. One that cannot be read has a fault.
     ///
     /// # Errors
     /// More than [`MAX_MIRRORS`], or a directory that is given twice, be it as a mirror or as one of the model's.
@@ -176,7 +175,7 @@ impl<'a> Mirrors<'a> {
         }
         let (mut usable, mut faults) = (Vec::new(), Vec::new());
         for (i, dir) in dirs.iter().enumerate() {
-            // Listing it finds out whether it is a directory, and one that may be read.
+            // Listing tells whether it is a directory that may be read.
             match std::fs::read_dir(dir).and_then(|_| dir.metadata()) {
                 Ok(meta) => {
                     if let Some(first) = seen.insert((meta.dev(), meta.ino()), dir) {
@@ -201,7 +200,7 @@ impl<'a> Mirrors<'a> {
         })
     }
 
-    /// What each mirror has of `primary`, whose header (without its length field) is `header`.
+    /// The files of the mirrors for `primary`, whose header (without its length field) is `header`.
     pub(super) fn offers(&self, primary: &File, header: &[u8]) -> Offers {
         let offer = |&mirror: &usize| (mirror, self.offer(&self.dirs[mirror], primary, header));
         self.usable.iter().map(offer).collect()
@@ -228,7 +227,7 @@ impl<'a> Mirrors<'a> {
         }
     }
 
-    /// Decides which copies are used, and finds out what is wrong with the mirrors that do not serve every file.
+    /// Decides which copies are used, and the faults of the mirrors that do not serve every file.
     pub(super) fn settle(self, files: &[Arc<File>], offers: Vec<Offers>) -> Settled {
         let mut copies: Vec<Vec<MirrorFile>> = vec![Vec::new(); files.len()];
         let mut refused = Vec::new();
@@ -246,7 +245,7 @@ impl<'a> Mirrors<'a> {
         let mut faults = self.faults;
         for (mirror, i, reason) in refused {
             let name = files[i].path().file_name().unwrap_or_default();
-            // In a model that is split over directories, two files may have one name, and a mirror can have a copy of one.
+            // In a model that is split over directories two files may have one name, and a mirror has a copy of one of them.
             let taken = (0..files.len()).any(|j| {
                 files[j].path().file_name() == Some(name)
                     && copies[j].iter().any(|copy| copy.mirror == mirror)
@@ -280,7 +279,7 @@ impl<'a> Mirrors<'a> {
         let served: Vec<(usize, usize)> = served.collect();
         let total = files.len();
         tracing::info!("mirror {dir} serves {} of {total} files", served.len());
-        // Of the copies before it: so that of two mirrors on one drive only the second is told.
+        // Only of the copies before it, so that of two mirrors on one drive the second is named.
         let doubled = served.iter().find_map(|&(i, at)| {
             let file = &copies[i][at].file;
             let before = copies[i][..at].iter().map(|copy| &copy.file);

@@ -1,8 +1,7 @@
-//! Index and range reads over any number of safetensors files, by pread and posix_fadvise, never mmap.
+//! Indexes any number of safetensors files and reads ranges of them, by pread and posix_fadvise, never mmap.
 //!
-//! [`Shards::open`] finds the files (`scan`), has their headers read concurrently and parses each
-//! (`header`), and merges them into one hash index (`index`); `mirror` decides which files of other directories are copies of
-//! them; `read` gets tensors out of them, `write` makes new shards.
+//! [`Shards::open`] finds the files (`scan`), reads their headers concurrently, parses each (`header`), and merges them into one
+//! hash index (`index`). `mirror` decides which files of other directories are copies. `read` reads tensors, `write` writes new shards.
 
 mod dtype;
 mod error;
@@ -34,11 +33,11 @@ pub use write::{
     Planned, ShardWriter, WriteError, free_space, shard_bytes, shard_header, write_whole,
 };
 
-use header::{Header, Record};
+use header::{Header, TensorEntry};
 use index::Index;
 use mirror::{Mirrors, Settled};
 
-/// Whether the page cache should forget what was just read.
+/// Whether the page cache keeps what was just read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
     /// Keep it.
@@ -77,11 +76,11 @@ pub struct Shards {
     dirs: Vec<PathBuf>,
     mirrors: Vec<PathBuf>,
     files: Vec<Arc<File>>,
-    /// Of each file, its copies in mirrors.
+    /// By file: its copies in mirrors.
     copies: Vec<Vec<MirrorFile>>,
-    /// Of each mirror, what is wrong with it.
+    /// By mirror: its fault, if it has one.
     faults: Vec<Option<Fault>>,
-    /// Of each file: its directory, `__metadata__`, and its drive's read-ahead in bytes.
+    /// By file: its directory, `__metadata__`, and its drive's read-ahead in bytes.
     dir_of: Vec<usize>,
     metadata: Vec<Metadata>,
     read_ahead: Vec<u64>,
@@ -92,13 +91,13 @@ impl Shards {
     /// Indexes every `*.safetensors` of the directories.
     ///
     /// # Errors
-    /// The first thing that is wrong, with its file and tensor: see [`ShardError`] and [`Flaw`].
+    /// The first fault, with its file and tensor: see [`ShardError`] and [`Flaw`].
     pub fn open(dirs: &[PathBuf]) -> Result<Shards, ShardError> {
         Shards::open_with(dirs, &[], EngineKind::Auto)
     }
 
-    /// Like [`Shards::open`], and finds the copies of the files in up to [`MAX_MIRRORS`] other directories. What is wrong
-    /// with a mirror is a [`Shards::fault`], not an error.
+    /// Like [`Shards::open`], and finds the copies of the files in up to [`MAX_MIRRORS`] other directories. The fault of a mirror is a
+    /// [`Shards::fault`], not an error.
     ///
     /// # Errors
     /// Those of [`Shards::open`], too many mirrors, and a directory that is given twice.
@@ -106,7 +105,7 @@ impl Shards {
         Shards::open_with(dirs, mirrors, EngineKind::Auto)
     }
 
-    /// Like [`Shards::open_mirrored`], with a given way to read the headers.
+    /// Like [`Shards::open_mirrored`], and reads the headers by the given engine.
     ///
     /// # Errors
     /// Those of [`Shards::open_mirrored`].
@@ -180,12 +179,12 @@ impl Shards {
         &self.mirrors
     }
 
-    /// What is wrong with a mirror, as an index of [`Shards::mirrors`]; `None` when it serves every file.
+    /// The fault of a mirror, given as an index of [`Shards::mirrors`]; `None` when it serves every file.
     pub fn fault(&self, mirror: usize) -> Option<&Fault> {
         self.faults[mirror].as_ref()
     }
 
-    /// What is wrong with mirrors, in their order.
+    /// The faults of mirrors, in the order of the mirrors.
     pub fn faults(&self) -> impl Iterator<Item = &Fault> {
         self.faults.iter().flatten()
     }
@@ -195,7 +194,7 @@ impl Shards {
         &self.copies[file]
     }
 
-    /// Every file, and every copy of it.
+    /// Every file and every copy of it.
     pub fn with_copies(&self) -> Vec<Arc<File>> {
         let replicas = self.replicas().into_iter().flatten();
         replicas.map(|replica| replica.file).collect()
@@ -229,22 +228,22 @@ impl Shards {
         self.index.tensors.len()
     }
 
-    /// Whether there is no tensor at all.
+    /// Whether no shard has a tensor.
     pub fn is_empty(&self) -> bool {
         self.index.tensors.is_empty()
     }
 
     /// All tensors, by file and then by offset.
     pub fn iter(&self) -> impl Iterator<Item = Tensor<'_>> {
-        self.index.tensors.iter().map(|record| self.tensor(record))
+        self.index.tensors.iter().map(|entry| self.tensor(entry))
     }
 
-    /// Looks a name up.
+    /// The tensor of that name.
     pub fn find(&self, name: &str) -> Option<Tensor<'_>> {
-        self.index.find(name).map(|record| self.tensor(record))
+        self.index.find(name).map(|entry| self.tensor(entry))
     }
 
-    /// Looks a name up; the error names the tensor and the directories.
+    /// The tensor of that name; the error names it and the directories.
     ///
     /// # Errors
     /// [`ShardError::Missing`].
@@ -260,19 +259,19 @@ impl Shards {
         self.read_ahead[file]
     }
 
-    fn tensor(&self, record: &Record) -> Tensor<'_> {
+    fn tensor(&self, entry: &TensorEntry) -> Tensor<'_> {
         Tensor {
-            name: record.name(&self.index.names),
-            file: record.file as usize,
-            offset: record.offset,
-            bytes: record.bytes,
-            dtype: record.dtype,
-            shape: record.shape(&self.index.shapes),
+            name: entry.name(&self.index.names),
+            file: entry.file as usize,
+            offset: entry.offset,
+            bytes: entry.bytes,
+            dtype: entry.dtype,
+            shape: entry.shape(&self.index.shapes),
         }
     }
 }
 
-/// The read-ahead of each file's drive, in bytes. Neighbours are mostly on one drive, which is asked once.
+/// The read-ahead of each file's drive, in bytes. Successive files on one drive share one query.
 fn read_ahead(files: &[Arc<File>]) -> Vec<u64> {
     let mut last = None;
     let of_file = |file: &Arc<File>| match last {

@@ -1,4 +1,4 @@
-//! Unfinished files under temporary names.
+//! Opens unfinished files under temporary names.
 
 use std::fs::File;
 use std::io;
@@ -8,15 +8,15 @@ use std::path::Path;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-/// Opens an unfinished file for reading and writing, as long as it was, and makes it if there is none.
+/// Opens an unfinished file for reading and writing at its current length, or creates it.
 ///
 /// # Errors
-/// Besides those of the system: a link, a pipe or another thing that is no regular file, and a file that has another name
-/// too. Writing there would destroy what is somebody else's.
+/// Those of the system, and a path that is a link, not a regular file, or a file with several names: writing to one of these would
+/// destroy another file.
 pub(crate) fn open_part(path: &Path) -> io::Result<File> {
     let refused = || {
         io::Error::other(
-            "it is a link, no regular file, or has several names, and is not written to: remove it",
+            "it is a link, not a regular file, or has several names, and is not written to: remove it",
         )
     };
     // A pipe without a reader would wait for one.
@@ -33,7 +33,7 @@ pub(crate) fn open_part(path: &Path) -> io::Result<File> {
             _ => e,
         })?;
     let meta = file.metadata()?;
-    // No name at all: another process has just removed it.
+    // No name: another process has just removed it.
     if meta.is_file() && meta.nlink() <= 1 {
         Ok(file)
     } else {

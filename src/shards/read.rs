@@ -1,4 +1,4 @@
-//! Reads of tensors by range: raw bytes, floats, and hints to the page cache.
+//! Reads ranges of tensors as raw bytes or floats, and gives hints to the page cache.
 
 use std::path::PathBuf;
 
@@ -9,14 +9,13 @@ use half::{bf16, f16};
 
 use super::{Cache, Dtype, ShardError, Shards, Tensor};
 
-/// Bytes that are read at a time on the way to f32: small enough for the second-level cache to hold what
-/// is converted, large enough for the system call not to matter.
+/// Bytes read at a time for conversion to f32: the second-level cache holds them, and the system call costs little by comparison.
 const PIECE: usize = 1 << 20;
 
-/// Bytes of a raw read after which the page cache is told to forget them, so that it never holds more.
+/// Bytes of a raw read after which the page cache drops them, so that it never holds more.
 const RAW_PIECE: usize = 64 << 20;
 
-/// Pages of the page cache, in bytes. Larger pages only make the hints less exact.
+/// Size of a page of the page cache, in bytes. Where pages are larger, the hints are less exact.
 const PAGE: u64 = 4096;
 
 impl Shards {
@@ -138,7 +137,7 @@ impl Shards {
     /// Bytes of a tensor from its byte `at` on, any dtype.
     ///
     /// # Errors
-    /// A failing read, which a range that is not inside the tensor may be.
+    /// A failing read. A range that is not inside the tensor may be one.
     pub fn read_part(
         &self,
         tensor: &Tensor<'_>,
@@ -149,7 +148,7 @@ impl Shards {
         self.read_piece(tensor, at, buf, cache)
     }
 
-    /// Reads bytes of a tensor from its byte `at` on, and forgets them in the page cache if asked to.
+    /// Reads bytes of a tensor from its byte `at` on, and drops them from the page cache if asked to.
     fn read_piece(
         &self,
         tensor: &Tensor<'_>,
@@ -193,9 +192,8 @@ impl Shards {
     }
 }
 
-/// Forgets a range in the page cache, whole pages: the kernel keeps pages that are only partly inside the
-/// range, so that pieces of a tensor would leave a page between any two. Its first and last page may
-/// belong to a neighbour too, which then is read again.
+/// Drops a range from the page cache, in whole pages: the kernel keeps pages that are partly outside the range, so pieces of a
+/// tensor would leave a page between any two. The first and the last page may also belong to a neighbour, which is then read again.
 fn drop_pages(file: &File, offset: u64, len: u64) {
     let start = offset - offset % PAGE;
     let end = (offset + len).next_multiple_of(PAGE);
@@ -211,8 +209,7 @@ fn pieces(offset: u64, len: u64, longest: u64) -> impl Iterator<Item = (u64, u64
     })
 }
 
-/// Zeroes by the allocator, which for large sizes are fresh pages: writing zeroes first would double the
-/// memory traffic of a load.
+/// `len` zeros from the allocator, which for large sizes are fresh pages. Writing zeros would double the memory traffic of a load.
 fn zeroed<T: bytemuck::Zeroable>(tensor: &Tensor<'_>, len: u64) -> Result<Vec<T>, ShardError> {
     let allocated = usize::try_from(len)
         .map_err(drop)

@@ -1,12 +1,12 @@
-//! How much the kernel reads ahead on a drive.
+//! Finds how much the kernel reads ahead on a drive.
 
 use std::fs;
 
 /// The kernel's default, in bytes.
 const DEFAULT: u64 = 128 << 10;
 
-/// The longest hint that the kernel follows on the drive `st_dev`, in bytes: what goes beyond it is cut off
-/// silently. The default where the drive does not say.
+/// The longest hint that the kernel follows on the drive `st_dev`, in bytes; the kernel ignores the rest of a longer one. The default where
+/// the drive does not tell.
 pub(super) fn of_drive(st_dev: u64) -> u64 {
     let (major, minor) = (rustix::fs::major(st_dev), rustix::fs::minor(st_dev));
     let block = format!("/sys/dev/block/{major}:{minor}");

@@ -1,12 +1,12 @@
-//! A sample of a shard's content: models of one architecture have the same names, sizes and headers, and differ in their weights.
+//! Samples a shard's content, to tell apart models of one architecture: their names, sizes and headers are equal, their weights are not.
 
 use colibri_ring::headers::PREFIX;
 use colibri_ring::{File, FileError};
 
-/// Bytes that are read at a place.
+/// Bytes read at each place.
 const BLOCK: u64 = 64 << 10;
 
-/// Places, evenly spread from the first byte of data to the last.
+/// Number of places, evenly spread from the first byte of data to the last.
 const PLACES: u64 = 32;
 
 /// CRC-32 of blocks of the data of a shard: the first and the last 64 KiB and 30 between them; of all data if there is no more.
@@ -71,7 +71,7 @@ mod tests {
                 bytes[at] ^= 1;
             }
         }
-        // What is no shard is no reason to panic.
+        // Files that are not shards do not panic.
         sample(b"12345");
         sample(&[0xff; 30]);
     }

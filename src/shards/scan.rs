@@ -1,4 +1,4 @@
-//! Which files are the shards of a model, and whether all of them are there.
+//! Finds the shards of a model, and checks that none is missing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -18,9 +18,7 @@ const LIST: &str = "model.safetensors.index.json";
 /// More than the list of the largest known model by an order of magnitude, in bytes.
 const MAX_LIST: u64 = 256 << 20;
 
-/// Refuses an empty list of directories, and one directory given twice under whatever spelling.
-///
-/// An error, not a silent union: who gives a directory twice meant another one.
+/// Refuses an empty list of directories, and one directory given twice under any path: the user meant another one.
 pub(super) fn check_distinct(dirs: &[PathBuf]) -> Result<(), ShardError> {
     if dirs.is_empty() {
         return Err(ShardError::NoDirectory);
@@ -41,10 +39,10 @@ pub(super) fn check_distinct(dirs: &[PathBuf]) -> Result<(), ShardError> {
     Ok(())
 }
 
-/// The shards of one directory by name: what `*.safetensors` matches in a shell, as far as they are
-/// regular files or links (the caches of Hugging Face consist of links).
+/// The shards of one directory by name: the regular files and links that `*.safetensors` matches in a shell. The caches of Hugging
+/// Face consist of links.
 ///
-/// A broken link counts, so that opening it says what is missing.
+/// A broken link counts, so that opening it reports what is missing.
 pub(super) fn shards(dir: &Path) -> Result<Vec<PathBuf>, ShardError> {
     let failed = |source| ShardError::List {
         dir: dir.to_path_buf(),
@@ -71,8 +69,8 @@ pub(super) fn shards(dir: &Path) -> Result<Vec<PathBuf>, ShardError> {
     Ok(found)
 }
 
-/// Refuses shards whose names say that there is another one: `model-00001-of-00002.safetensors` alone. For models without a list; one that
-/// has it may have been cut to fewer files.
+/// Refuses shards whose names number another one, like `model-00001-of-00002.safetensors` alone. For models without a list: those with one
+/// may have been cut to fewer files.
 pub(super) fn check_numbered(
     dirs: &[PathBuf],
     present: &HashSet<&OsStr>,
@@ -89,7 +87,7 @@ pub(super) fn check_numbered(
             continue;
         };
         let numbers: BTreeSet<u64> = shards.iter().map(|shard| shard.number).collect();
-        // Some count from 0.
+        // Some series start at 0.
         let first = u64::from(!numbers.contains(&0));
         let missing = (first..count.saturating_add(first)).find(|n| !numbers.contains(n));
         if let Some(missing) = missing {
@@ -127,7 +125,7 @@ impl<'a> Numbered<'a> {
     }
 }
 
-/// Tensors that a directory's list expects in files that are nowhere.
+/// Tensors that a directory's list expects in files that no directory has.
 #[derive(Debug)]
 pub(super) struct Absent {
     list: PathBuf,
@@ -171,8 +169,7 @@ impl Absent {
 
     /// The error, if one of the tensors is in no shard.
     ///
-    /// A file that is absent is no error in itself: a converter that writes other files may have left the
-    /// list of the original beside them.
+    /// An absent file alone is not an error: a converter may have left the list of the original with files of other names.
     pub(super) fn check(self, has: impl Fn(&str) -> bool) -> Result<(), ShardError> {
         match self.tensors.into_iter().find(|(tensor, _)| !has(tensor)) {
             Some((tensor, shard)) => Err(ShardError::Incomplete {
@@ -185,7 +182,7 @@ impl Absent {
     }
 }
 
-/// Reads the list and keeps what is not present, so that the usual list of 100,000 tensors takes no memory.
+/// Parses the list and keeps only tensors whose file is absent, so that the usual list of 100,000 tensors takes no memory.
 #[derive(Clone, Copy)]
 struct ListSeed<'a>(&'a HashSet<&'a OsStr>);
 

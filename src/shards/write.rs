@@ -1,4 +1,4 @@
-//! Writing one shard: the header first, then the data of its tensors in order, and the final name at the very end.
+//! Writes one shard: the header, then the data of its tensors in order, then the rename to its final name.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use crate::atomic_file::{directory, sync_directory};
 /// The data section starts at a multiple of this, so that direct reads of the first tensor need no wider range.
 const DATA_ALIGN: u64 = 4096;
 
-/// A tensor that is going to be written.
+/// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// Full name.
@@ -32,7 +32,7 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Bytes of its data; `None` if the shape overflows or takes no whole number of bytes.
+    /// Bytes of its data; `None` if the shape overflows or does not fill whole bytes.
     pub fn bytes(&self) -> Option<u64> {
         let elements = self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d))?;
         self.dtype.bytes(elements)
@@ -50,12 +50,12 @@ pub enum WriteError {
         /// The tensor.
         name: String,
     },
-    /// A tensor, or all of them, or the header, are larger than the format can say.
+    /// A tensor, the shard or the header is larger than the format allows.
     #[error("{}: {what} is too large", file.display())]
     TooLarge {
         /// The shard.
         file: PathBuf,
-        /// What is.
+        /// The thing that is too large.
         what: String,
     },
     /// Another process is writing the same shard.
@@ -69,42 +69,42 @@ pub enum WriteError {
     Io {
         /// The temporary file, or the directory.
         file: PathBuf,
-        /// Its answer; a full disk is `StorageFull`.
+        /// Its error; a full disk is `StorageFull`.
         source: io::Error,
     },
-    /// The data that was given is not as long as the header says.
+    /// The data given is not as long as the header says.
     #[error("{}: {given} bytes of data were given, the header says {expected}", file.display())]
     Length {
         /// The shard.
         file: PathBuf,
-        /// Bytes that were given, or would have been.
+        /// Bytes given, those of the refused call included.
         given: u64,
         /// Bytes of all tensors.
         expected: u64,
     },
 }
 
-/// Writes a shard under a temporary name beside its final one; [`ShardWriter::finish`] gives it the final name.
+/// Writes a shard under a temporary name in its directory; [`ShardWriter::finish`] gives it the final name.
 ///
-/// Whatever happens before that, a file under the final name stays as it was, and dropping the writer removes the
-/// temporary file. What a killed process left is overwritten by the next writer of that shard.
+/// Until then a file under the final name stays as it was, and dropping the writer removes the temporary file. The next writer of the
+/// shard overwrites the temporary file of a killed process.
 #[derive(Debug)]
 pub struct ShardWriter {
     path: PathBuf,
-    /// `.NAME.part`, which no reader takes for a shard.
+    /// `.NAME.part`, which no reader takes as a shard.
     part: PathBuf,
     file: File,
     data_start: u64,
     data: u64,
     /// Bytes of the data section so far.
     at: u64,
-    /// Bytes that were written at given places.
+    /// Bytes written by [`ShardWriter::write_at`].
     placed: AtomicU64,
     finished: bool,
 }
 
 impl ShardWriter {
-    /// Starts the shard `path` and writes its header: the tensors in the given order, data without gaps, and
+    /// Starts the shard `path` and writes its header: the tensors in the given order, without gaps between their data, and
     /// `__metadata__` unless it is empty. The header is padded so that data starts at a multiple of 4096 bytes.
     ///
     /// # Errors
@@ -114,15 +114,15 @@ impl ShardWriter {
         tensors: &[Planned],
         metadata: &Metadata,
     ) -> Result<ShardWriter, WriteError> {
-        let (header, data) = header(path, tensors, metadata)?;
+        let (header, data) = shard_header(path, tensors, metadata)?;
         let part = part_of(path);
         let io = |source| WriteError::Io {
             file: part.clone(),
             source,
         };
         let file = open_part(&part).map_err(io)?;
-        // The lock keeps two processes from writing into one file. Between open and lock another one may have finished:
-        // then the descriptor is that of the finished shard, which must not be truncated.
+        // The lock keeps two processes from writing one file. If another process finished between open and lock, the descriptor is that
+        // of the finished shard, which must not be truncated.
         let ours = file.try_lock().is_ok()
             && matches!((file.metadata(), fs::symlink_metadata(&part)), (Ok(a), Ok(b)) if a.ino() == b.ino());
         if !ours {
@@ -162,7 +162,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Leaves `bytes` of data as a hole, which reads as zeros and takes no room on the disk.
+    /// Leaves `bytes` of data as a hole, which reads as zeros and takes no disk space.
     ///
     /// # Errors
     /// More data than the header says.
@@ -171,8 +171,8 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Takes the room for all data on the disk now, so that a full disk shows before any work is done, and the file lies in
-    /// few pieces. A file system that cannot do that is no error.
+    /// Allocates the disk space for all data, so that a full disk fails before any work, and the file has few extents. A file system
+    /// without preallocation is not an error.
     ///
     /// # Errors
     /// A full disk, or a failing one.
@@ -184,11 +184,11 @@ impl ShardWriter {
         }
     }
 
-    /// Writes data at `at` in the data section. Threads may write different places at the same time; for [`ShardWriter::finish`]
-    /// every place must have been written once, in this way or by [`ShardWriter::write`].
+    /// Writes data at byte `at` of the data section. Threads may write different ranges at the same time. [`ShardWriter::finish`] requires
+    /// that every byte was written once, by this or by [`ShardWriter::write`].
     ///
     /// # Errors
-    /// A place outside the data section, or a failing write.
+    /// A range outside the data section, or a failing write.
     pub fn write_at(&self, data: &[u8], at: u64) -> Result<(), WriteError> {
         let len = data.len() as u64;
         match at.checked_add(len) {
@@ -206,7 +206,7 @@ impl ShardWriter {
     /// Makes the shard durable and gives it its final name, replacing a file of that name.
     ///
     /// # Errors
-    /// Less data than the header says, or a failing file system: then nothing is left of it.
+    /// Less data than the header says, or a failing file system. The temporary file is removed.
     pub fn finish(mut self) -> Result<(), WriteError> {
         let given = self.at + self.placed.load(Ordering::Relaxed);
         if given != self.data {
@@ -215,7 +215,7 @@ impl ShardWriter {
         let all = self.data_start + self.data;
         let durable = self.file.set_len(all).and_then(|()| self.file.sync_all());
         durable.map_err(|e| self.io(e))?;
-        // Nobody will read it soon: the page cache serves others better.
+        // The shard is not read soon, so it leaves the page cache to other files.
         let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed);
         fs::rename(&self.part, &self.path).map_err(|e| self.io(e))?;
         self.finished = true;
@@ -256,7 +256,7 @@ impl Drop for ShardWriter {
     }
 }
 
-/// Bytes that the file of these tensors will have, header included.
+/// Size in bytes of the file of these tensors, header included.
 ///
 /// # Errors
 /// As [`ShardWriter::create`].
@@ -265,33 +265,20 @@ pub fn shard_bytes(
     tensors: &[Planned],
     metadata: &Metadata,
 ) -> Result<u64, WriteError> {
-    let (header, data) = header(path, tensors, metadata)?;
+    let (header, data) = shard_header(path, tensors, metadata)?;
     Ok(header.len() as u64 + data)
 }
 
-/// The length, the JSON text and the padding that [`ShardWriter::create`] would begin the file with, and the bytes of data that
-/// follow.
+/// Free bytes of the file system that holds `dir`, for an unprivileged process.
 ///
 /// # Errors
-/// As [`ShardWriter::create`].
-pub fn shard_header(
-    path: &Path,
-    tensors: &[Planned],
-    metadata: &Metadata,
-) -> Result<(Vec<u8>, u64), WriteError> {
-    header(path, tensors, metadata)
-}
-
-/// Bytes that an unprivileged process may still write to the file system that holds `dir`.
-///
-/// # Errors
-/// What statvfs says.
+/// Those of statvfs.
 pub fn free_space(dir: &Path) -> io::Result<u64> {
     let stat = rustix::fs::statvfs(dir)?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// Writes a small file (a config, a list) so that it is there whole or not at all.
+/// Writes a small file (a config, a list) atomically: temporary file, fsync, rename.
 ///
 /// # Errors
 /// A failing file system.
@@ -318,7 +305,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     })
 }
 
-/// The temporary name of a file: hidden, and with an ending that is no shard's.
+/// The temporary name of a file: hidden, and without the ending of a shard.
 fn part_of(path: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
@@ -326,8 +313,12 @@ fn part_of(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Length, JSON and padding, and the bytes of data after it.
-fn header(
+/// The header with which [`ShardWriter::create`] begins the file (its length, JSON text and padding), and the number of bytes of data after
+/// it.
+///
+/// # Errors
+/// As [`ShardWriter::create`].
+pub fn shard_header(
     path: &Path,
     tensors: &[Planned],
     metadata: &Metadata,
@@ -392,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_reads_what_is_written() {
+    fn the_safetensors_crate_reads_what_is_written() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.safetensors");
         let metadata = Metadata::from([("colibri.fmt".into(), "{\"b\":\"int8\"}".into())]);
@@ -433,11 +424,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_a_shard_that_was_not_finished() {
+    fn an_unfinished_shard_leaves_no_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.safetensors");
         fs::write(&path, "old").unwrap();
-        // What a killed process left is in nobody's way.
+        // The next writer overwrites what a killed process left.
         fs::write(part_of(&path), vec![1; 10_000]).unwrap();
         let tensors = [planned("a", Dtype::U8, &[4])];
         let none = Metadata::new();
@@ -459,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_header_can_say_is_refused() {
+    fn impossible_headers_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.safetensors");
         let none = Metadata::new();

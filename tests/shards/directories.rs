@@ -1,4 +1,4 @@
-//! Which files of which directories are shards, and whether all are there.
+//! Finds the shards of directories, and refuses incomplete models.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -60,7 +60,7 @@ fn only_regular_files_of_that_name_are_shards() {
 }
 
 #[test]
-fn directories_that_cannot_be() {
+fn invalid_directories_are_refused() {
     assert!(matches!(
         Shards::open(&[]).unwrap_err(),
         ShardError::NoDirectory
@@ -100,7 +100,7 @@ fn a_directory_without_permission() {
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
-    // Root may list everything, so the attempt is made by a thread that has become somebody else.
+    // Root may list every directory, so a thread of another user tries it.
     let error = std::thread::spawn({
         let closed = closed.clone();
         move || {
@@ -140,7 +140,7 @@ fn an_incomplete_download() {
     one(&second, "two.safetensors", "b");
     Shards::open(&[dir.path().to_path_buf(), second.path().to_path_buf()]).unwrap();
 
-    // A converter's output beside the list of what it read.
+    // A converter's output, with the list of its source.
     let stale = list(r#""a":"original-1.safetensors""#);
     fs::write(dir.path().join(name), stale).unwrap();
     Shards::open(&dir.dirs()).unwrap();
@@ -152,7 +152,7 @@ fn an_incomplete_download() {
     }
 }
 
-/// Without a list the names say how many there are.
+/// Without a list, the names of the shards tell their number.
 #[test]
 fn an_incomplete_download_without_a_list() {
     let missing = |names: &[&str]| {
@@ -200,7 +200,7 @@ fn an_incomplete_download_without_a_list() {
         missing(&["m-x-of-2.safetensors", "m-1-of-.safetensors"]),
         None
     );
-    // Numbers that nobody counts to.
+    // Numbers too large to count to.
     let many = "m-1-of-18446744073709551615.safetensors";
     assert!(missing(&[many]).unwrap().starts_with("m-2-of-"));
     assert_eq!(
@@ -214,7 +214,7 @@ fn an_incomplete_download_without_a_list() {
     one(&b, second, "b");
     Shards::open(&[a.path().to_path_buf(), b.path().to_path_buf()]).unwrap();
 
-    // A list knows better.
+    // A list overrides the names.
     let list = format!(r#"{{"weight_map":{{"a":"{first}"}}}}"#);
     fs::write(a.path().join("model.safetensors.index.json"), list).unwrap();
     Shards::open(&a.dirs()).unwrap();

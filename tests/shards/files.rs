@@ -1,4 +1,4 @@
-//! Makes shards, good and bad ones.
+//! Makes valid and invalid shards.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ pub fn entry(name: &str, dtype: &str, shape: &[u64], start: u64, end: u64) -> St
     format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{start},{end}]}}"#)
 }
 
-/// A directory of its own for one test.
+/// A temporary directory for one test.
 pub struct Dir(TempDir);
 
 impl Dir {

@@ -1,5 +1,4 @@
-//! Every way in which a shard can be wrong: the error names the file and the tensor, and says what it is.
-//! Each is read with either engine.
+//! Refuses invalid shards, with either engine: the error names the file, the tensor and the flaw.
 
 use colibri_ring::EngineKind;
 use colibri_ring::headers::HeaderError;
@@ -7,7 +6,7 @@ use colibri_uring::shards::{Dtype, Flaw, MAX_HEADER, ShardError, Shards};
 
 use crate::files::{Dir, entry};
 
-/// The error of a directory, the same by either engine.
+/// The error of a directory, which is the same with either engine.
 fn refusal(dir: &Dir) -> ShardError {
     let open = |engine| Shards::open_with(&dir.dirs(), &[], engine).unwrap_err();
     let (ring, pread) = (open(EngineKind::Auto), open(EngineKind::Pread));
@@ -39,7 +38,7 @@ fn flaw_of(tensor: &str, entries: &[String], data: usize) -> Flaw {
     }
 }
 
-/// The reason why a header's text is malformed, and the tensor where.
+/// The tensor at which a header's text is malformed, and the reason.
 #[track_caller]
 fn malformed(header: impl AsRef<[u8]>) -> (Option<String>, String) {
     let dir = Dir::new();
@@ -129,7 +128,7 @@ fn offsets_outside_the_file() {
 }
 
 #[test]
-fn offsets_the_wrong_way_round() {
+fn reversed_offsets() {
     let entries = [entry("t", "U8", &[4], 8, 4)];
     let want = Flaw::Reversed { start: 8, end: 4 };
     assert_eq!(flaw_of("t", &entries, 8), want);
@@ -143,7 +142,7 @@ fn data_that_ends_before_the_file_does() {
 }
 
 #[test]
-fn data_that_belongs_to_nothing_at_all() {
+fn data_without_a_tensor() {
     let dir = Dir::new();
     dir.shard("bad.safetensors", &[], &[0; 3]);
     let error = refusal(&dir);
@@ -322,7 +321,7 @@ fn fields_that_are_missing_or_of_the_wrong_kind() {
 }
 
 #[test]
-fn text_that_is_no_header() {
+fn text_that_is_not_a_header() {
     for bad in [
         "",
         "nonsense",
@@ -339,7 +338,7 @@ fn text_that_is_no_header() {
 }
 
 #[test]
-fn a_header_that_is_no_utf8() {
+fn a_header_that_is_not_utf8() {
     let dir = Dir::new();
     dir.shard_of("bad.safetensors", b"{\"\xff\":1}", &[]);
     let error = refusal(&dir);
@@ -360,7 +359,7 @@ fn nesting_does_not_overflow_the_stack() {
 }
 
 #[test]
-fn messages_stay_on_one_line_whatever_the_names() {
+fn messages_stay_on_one_line() {
     let name = format!(r"\n\u001b[2J{}", "x".repeat(10_000));
     let dir = Dir::new();
     dir.shard("bad.safetensors", &[entry(&name, "ODD", &[], 0, 1)], &[0]);

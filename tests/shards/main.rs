@@ -1,4 +1,4 @@
-//! Directories of shards, from the outside: what is refused, what is read, and what must hold for any header.
+//! Tests the index of shards through its public interface.
 
 mod directories;
 mod files;

@@ -1,4 +1,4 @@
-//! What must hold for any header.
+//! Checks properties of arbitrary headers.
 
 use colibri_uring::shards::{Cache, Dtype, ShardError, Shards};
 use proptest::collection::vec;
@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 
 use crate::files::{Dir, entry};
 
-/// Entries with dtype, shape and offsets that are mostly right.
+/// Entries whose dtype, shape and offsets are mostly valid.
 fn entries() -> impl Strategy<Value = Vec<String>> {
     let dtype = proptest::sample::select(Dtype::ALL);
     let one = (dtype, vec(0..5u64, 0..4), 0..40u64, 0..40u64);
@@ -49,9 +49,9 @@ proptest! {
         let _ = Shards::open(&dir.dirs());
     }
 
-    /// What is accepted is what the format's own library accepts, but for a name given twice.
+    /// Accepts the headers that the safetensors crate accepts, except those with a name given twice.
     #[test]
-    fn the_verdict_is_the_format_librarys(entries in entries(), data in 0..300usize, exact in any::<bool>()) {
+    fn verdicts_equal_the_safetensors_crates(entries in entries(), data in 0..300usize, exact in any::<bool>()) {
         let dir = Dir::new();
         let ends = entries.iter().filter_map(|e| {
             e.rsplit_once(',')?.1.trim_end_matches("]}").parse::<usize>().ok()
@@ -78,9 +78,9 @@ proptest! {
         }
     }
 
-    /// What the format's own library writes is read back.
+    /// Reads back what the safetensors crate writes.
     #[test]
-    fn written_by_the_format_library(values in vec((vec(0..4usize, 0..3), any::<u8>()), 0..20)) {
+    fn written_by_the_safetensors_crate(values in vec((vec(0..4usize, 0..3), any::<u8>()), 0..20)) {
         use safetensors::tensor::{Dtype as D, TensorView, serialize};
         let data: Vec<_> = values.iter().enumerate().map(|(i, (shape, byte))| {
             let dtype = [D::F32, D::BF16, D::U8, D::I64][i % 4];

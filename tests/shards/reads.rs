@@ -1,4 +1,4 @@
-//! What is read out of good shards.
+//! Reads valid shards.
 
 use colibri_ring::EngineKind;
 use colibri_uring::shards::{Cache, Dtype, ShardError, Shards};
@@ -43,7 +43,7 @@ fn all_halves_convert_exactly() {
 }
 
 #[test]
-fn f32_comes_as_it_is() {
+fn f32_keeps_its_bits() {
     let values = [
         0.0,
         -0.0,
@@ -55,7 +55,7 @@ fn f32_comes_as_it_is() {
     ];
     let data: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     let dir = Dir::new();
-    // Three bytes in front: data need not be aligned.
+    // Three bytes of padding: data needs no alignment.
     dir.shard(
         "a.safetensors",
         &[

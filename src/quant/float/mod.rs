@@ -106,21 +106,21 @@ impl Element for Bf16 {
 /// The kernels of `E` on `isa`.
 pub fn kernel<E: Element>(isa: Isa) -> &'static dyn Kernel {
     match isa.level() {
-        Level::Portable => &Floats::<E, portable::Portable>(PhantomData),
+        Level::Portable => &FloatKernel::<E, portable::Portable>(PhantomData),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => &Floats::<E, simd::Avx2>(PhantomData),
+        Level::Avx2 => &FloatKernel::<E, simd::Avx2>(PhantomData),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => &Floats::<E, simd::Avx512>(PhantomData),
+        Level::Avx512 => &FloatKernel::<E, simd::Avx512>(PhantomData),
     }
 }
 
-/// The inner loops of one instruction set. They handle a few rows and columns that fit in its registers.
-trait Blocks<E>: Sync + 'static {
-    /// Most columns that [`Blocks::dot`] takes.
+/// The inner loops of one instruction set, over a few rows and columns that fit in its registers.
+trait FloatLoops<E>: Sync + 'static {
+    /// Most columns that [`FloatLoops::dot`] takes.
     const COLS: usize;
-    /// Rows that [`Blocks::dot`] takes with `cols` columns, besides 1.
+    /// Rows that [`FloatLoops::dot`] takes with `cols` columns, besides 1.
     fn rows(cols: usize) -> usize;
-    /// y[c][at + r] = row r of `w` . x[c]. `w` is 1 or [`Blocks::rows`] rows, as many columns in `x` as in `y`,
+    /// y[c][at + r] = row r of `w` . x[c]. `w` is 1 or [`FloatLoops::rows`] rows, as many columns in `x` as in `y`,
     /// neither empty.
     fn dot(w: &[u8], x: &[f32], y: &mut [&mut [f32]], at: usize);
     /// y[j] += sum over r of a[r] * w[r][j], r ascending, for 1 or 4 rows `w` of y.len() elements.
@@ -128,12 +128,12 @@ trait Blocks<E>: Sync + 'static {
 }
 
 /// The kernels of the elements `E` with the inner loops `P`.
-struct Floats<E, P>(PhantomData<(E, P)>);
+struct FloatKernel<E, P>(PhantomData<(E, P)>);
 
-/// Rows that [`Blocks::axpy`] adds in one pass over y.
+/// Rows that [`FloatLoops::axpy`] adds in one pass over y.
 const AXPY_ROWS: usize = 4;
 
-impl<E: Element, P: Blocks<E>> Kernel for Floats<E, P> {
+impl<E: Element, P: FloatLoops<E>> Kernel for FloatKernel<E, P> {
     fn matmul(&self, w: Matrix<'_>, x: &[f32], y: &mut [&mut [f32]]) {
         let cols = w.cols();
         let stride = cols * E::BYTES;

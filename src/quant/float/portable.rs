@@ -1,13 +1,13 @@
 //! Multiplies floats without SIMD intrinsics: the definition that the other loops are tested against.
 
-use super::{Blocks, Element};
+use super::{Element, FloatLoops};
 use crate::quant::LANES;
 use crate::quant::kernel::sum_lanes;
 
 /// Any CPU.
 pub struct Portable;
 
-impl<E: Element> Blocks<E> for Portable {
+impl<E: Element> FloatLoops<E> for Portable {
     const COLS: usize = 1;
 
     fn rows(_: usize) -> usize {

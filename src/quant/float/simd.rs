@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::{__m256, __m512};
 
-use super::{AXPY_ROWS, Blocks, Element};
+use super::{AXPY_ROWS, Element, FloatLoops};
 use crate::quant::LANES;
 use crate::quant::register::{Lanes, Register, add_lanes, prefetch};
 
@@ -12,7 +12,7 @@ pub struct Avx2;
 /// AVX-512 F on top of [`Avx2`]: the 32 lanes are two registers.
 pub struct Avx512;
 
-impl<E: Element> Blocks<E> for Avx2 {
+impl<E: Element> FloatLoops<E> for Avx2 {
     const COLS: usize = 3;
 
     // Four accumulators a row and column: two by one or one by three leave room in sixteen registers.
@@ -39,7 +39,7 @@ impl<E: Element> Blocks<E> for Avx2 {
     }
 }
 
-impl<E: Element> Blocks<E> for Avx512 {
+impl<E: Element> FloatLoops<E> for Avx512 {
     const COLS: usize = 4;
 
     // Two accumulators a row and column: four by two or two by four are sixteen of the thirty-two registers.

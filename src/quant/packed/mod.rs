@@ -1,4 +1,4 @@
-//! The formats with scales: int8, int4, int2 and FP8, whose codes become f32 exactly.
+//! Multiplies the formats with scales: int8, int4, int2 and FP8, whose codes become f32 exactly.
 //!
 //! # Reduction order
 //!
@@ -67,12 +67,12 @@ fn column<C: Code>(p: usize) -> usize {
     }
 }
 
-/// Codes that every path can unpack.
+/// Codes that every instruction set can unpack.
 #[cfg(target_arch = "x86_64")]
 pub trait Packed: Code + simd::Unpack<__m256> + simd::Unpack<__m512> {}
 #[cfg(target_arch = "x86_64")]
 impl<C: Code + simd::Unpack<__m256> + simd::Unpack<__m512>> Packed for C {}
-/// Codes that every path can unpack.
+/// Codes that every instruction set can unpack.
 #[cfg(not(target_arch = "x86_64"))]
 pub trait Packed: Code {}
 #[cfg(not(target_arch = "x86_64"))]
@@ -88,11 +88,11 @@ pub const FINE: u8 = 2;
 /// The kernels of the codes `C` on `isa`, with scales of the kind `S`.
 pub fn kernel<C: Packed, const S: u8>(isa: Isa) -> &'static dyn Kernel {
     match isa.level() {
-        Level::Portable => &Products::<C, portable::Portable, S>(PhantomData),
+        Level::Portable => &PackedKernel::<C, portable::Portable, S>(PhantomData),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => &Products::<C, simd::Avx2, S>(PhantomData),
+        Level::Avx2 => &PackedKernel::<C, simd::Avx2, S>(PhantomData),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => &Products::<C, simd::Avx512, S>(PhantomData),
+        Level::Avx512 => &PackedKernel::<C, simd::Avx512, S>(PhantomData),
     }
 }
 
@@ -100,7 +100,7 @@ pub fn kernel<C: Packed, const S: u8>(isa: Isa) -> &'static dyn Kernel {
 #[derive(Clone, Copy)]
 struct Row<'a> {
     codes: &'a [u8],
-    /// f32, little-endian, at any address.
+    /// f32, little-endian, no alignment needed.
     scales: &'a [u8],
     /// Columns that share a scale.
     group: usize,
@@ -132,7 +132,7 @@ impl Row<'_> {
     }
 }
 
-/// Counts through the blocks of a row and says which scale each one has.
+/// Counts through the blocks of a row: which group, and so which scale, a block has.
 struct Groups {
     index: usize,
     left: usize,
@@ -149,7 +149,7 @@ impl Groups {
         }
     }
 
-    /// The scale of this block; the next call is about the next one.
+    /// The group of this block. The next call is about the next block.
     #[inline(always)]
     fn next(&mut self) -> usize {
         let index = self.index;
@@ -162,11 +162,11 @@ impl Groups {
     }
 }
 
-/// The inner loops of one instruction set. They handle a few rows and columns that fit in its registers.
-trait Blocks<C, const S: u8>: Sync + 'static {
-    /// Most columns that [`Blocks::dot`] takes.
+/// The inner loops of one instruction set, over a few rows and columns that fit in its registers.
+trait PackedLoops<C, const S: u8>: Sync + 'static {
+    /// Most columns that [`PackedLoops::dot`] takes.
     const COLS: usize;
-    /// Rows that [`Blocks::dot`] takes with `cols` columns, besides 1.
+    /// Rows that [`PackedLoops::dot`] takes with `cols` columns, besides 1.
     fn rows(cols: usize) -> usize;
     /// y[c][at + r] = rows[r] . x[c]. `x` is [y.len(), blocks * BLOCK] by position.
     fn dot(rows: &[Row<'_>], x: &[f32], y: &mut [&mut [f32]], at: usize);
@@ -175,9 +175,9 @@ trait Blocks<C, const S: u8>: Sync + 'static {
 }
 
 /// The kernels of the codes `C` with the inner loops `P` and scales of the kind `S`.
-struct Products<C, P, const S: u8>(PhantomData<(C, P)>);
+struct PackedKernel<C, P, const S: u8>(PhantomData<(C, P)>);
 
-/// Rows that [`Blocks::axpy`] adds in one pass over y.
+/// Rows that [`PackedLoops::axpy`] adds in one pass over y.
 const AXPY_ROWS: usize = 4;
 
 /// The rows of a matrix.
@@ -217,7 +217,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-impl<C: Code, P: Blocks<C, S>, const S: u8> Kernel for Products<C, P, S> {
+impl<C: Code, P: PackedLoops<C, S>, const S: u8> Kernel for PackedKernel<C, P, S> {
     fn arrange<'x>(&self, x: &'x [f32], cols: usize) -> Cow<'x, [f32]> {
         if cols == 0 || !C::INTERLEAVED && cols.is_multiple_of(BLOCK) {
             return Cow::Borrowed(x);
@@ -289,7 +289,7 @@ impl<C: Code, P: Blocks<C, S>, const S: u8> Kernel for Products<C, P, S> {
     }
 }
 
-/// Brings the columns `x` into the order of positions.
+/// Copies the columns `x` into the order of positions.
 fn scatter<C: Code>(x: &[f32], arranged: &mut [f32]) {
     if !C::INTERLEAVED {
         return arranged[..x.len()].copy_from_slice(x);

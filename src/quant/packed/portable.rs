@@ -1,6 +1,6 @@
-//! The inner loops without SIMD intrinsics: the definition that the others are tested against.
+//! Multiplies packed codes without SIMD intrinsics: the definition that the other loops are tested against.
 
-use super::{BLOCK, Blocks, Code, FINE, GROUP, Groups, QUARTER, ROW, Row, column};
+use super::{BLOCK, Code, FINE, GROUP, Groups, PackedLoops, QUARTER, ROW, Row, column};
 use crate::quant::LANES;
 use crate::quant::kernel::sum_lanes;
 
@@ -16,7 +16,7 @@ fn codes<C: Code>(row: &Row<'_>, block: usize) -> [f32; BLOCK] {
     })
 }
 
-impl<C: Code, const S: u8> Blocks<C, S> for Portable {
+impl<C: Code, const S: u8> PackedLoops<C, S> for Portable {
     const COLS: usize = 1;
 
     fn rows(_: usize) -> usize {

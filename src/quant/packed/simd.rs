@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{AXPY_ROWS, BLOCK, Blocks, Code, FINE, GROUP, Groups, QUARTER, Row};
+use super::{AXPY_ROWS, BLOCK, Code, FINE, GROUP, Groups, PackedLoops, QUARTER, Row};
 use crate::quant::LANES;
 use crate::quant::register::{AHEAD, Lanes, Register, add_lanes, prefetch};
 
@@ -43,7 +43,7 @@ pub trait Unpack<V: Register>: Code {
     }
 }
 
-impl<C: Unpack<__m256>, const S: u8> Blocks<C, S> for Avx2 {
+impl<C: Unpack<__m256>, const S: u8> PackedLoops<C, S> for Avx2 {
     const COLS: usize = 2;
 
     // Four accumulators a row and column, and the codes of half a block beside them. Fields take six constants more.
@@ -54,10 +54,10 @@ impl<C: Unpack<__m256>, const S: u8> Blocks<C, S> for Avx2 {
     fn dot(rows: &[Row<'_>], x: &[f32], y: &mut [&mut [f32]], at: usize) {
         // SAFETY: `kernel` chooses these loops for an `Isa` with AVX2.
         unsafe {
-            match (rows, y.len()) {
-                (&[a, b], _) => dot::<C, __m256, S, 2, 1>([a, b], x, y, at),
-                (_, 1) => dot::<C, __m256, S, 1, 1>([rows[0]], x, y, at),
-                _ => dot::<C, __m256, S, 1, 2>([rows[0]], x, y, at),
+            match (rows.len(), y.len()) {
+                (2, _) => dot::<C, __m256, S, 2, 1>(rows, x, y, at),
+                (_, 1) => dot::<C, __m256, S, 1, 1>(rows, x, y, at),
+                _ => dot::<C, __m256, S, 1, 2>(rows, x, y, at),
             }
         }
     }
@@ -68,7 +68,7 @@ impl<C: Unpack<__m256>, const S: u8> Blocks<C, S> for Avx2 {
     }
 }
 
-impl<C: Unpack<__m512>, const S: u8> Blocks<C, S> for Avx512 {
+impl<C: Unpack<__m512>, const S: u8> PackedLoops<C, S> for Avx512 {
     const COLS: usize = 4;
 
     // Two accumulators a row and column: four by two or two by four are sixteen of the thirty-two registers.
@@ -79,15 +79,15 @@ impl<C: Unpack<__m512>, const S: u8> Blocks<C, S> for Avx512 {
     fn dot(rows: &[Row<'_>], x: &[f32], y: &mut [&mut [f32]], at: usize) {
         // SAFETY: `kernel` chooses these loops for an `Isa` with AVX-512.
         unsafe {
-            match (rows, y.len()) {
-                (&[a, b, c, d], 1) => dot::<C, __m512, S, 4, 1>([a, b, c, d], x, y, at),
-                (&[a, b, c, d], _) => dot::<C, __m512, S, 4, 2>([a, b, c, d], x, y, at),
-                (&[a, b], 3) => dot::<C, __m512, S, 2, 3>([a, b], x, y, at),
-                (&[a, b], _) => dot::<C, __m512, S, 2, 4>([a, b], x, y, at),
-                (_, 1) => dot::<C, __m512, S, 1, 1>([rows[0]], x, y, at),
-                (_, 2) => dot::<C, __m512, S, 1, 2>([rows[0]], x, y, at),
-                (_, 3) => dot::<C, __m512, S, 1, 3>([rows[0]], x, y, at),
-                _ => dot::<C, __m512, S, 1, 4>([rows[0]], x, y, at),
+            match (rows.len(), y.len()) {
+                (4, 1) => dot::<C, __m512, S, 4, 1>(rows, x, y, at),
+                (4, _) => dot::<C, __m512, S, 4, 2>(rows, x, y, at),
+                (2, 3) => dot::<C, __m512, S, 2, 3>(rows, x, y, at),
+                (2, _) => dot::<C, __m512, S, 2, 4>(rows, x, y, at),
+                (_, 1) => dot::<C, __m512, S, 1, 1>(rows, x, y, at),
+                (_, 2) => dot::<C, __m512, S, 1, 2>(rows, x, y, at),
+                (_, 3) => dot::<C, __m512, S, 1, 3>(rows, x, y, at),
+                _ => dot::<C, __m512, S, 1, 4>(rows, x, y, at),
             }
         }
     }
@@ -98,63 +98,49 @@ impl<C: Unpack<__m512>, const S: u8> Blocks<C, S> for Avx512 {
     }
 }
 
-/// y[c][at + r] = rows[r] . x[c], for R rows and N columns.
+/// y[c][at + r] = rows[r] . x[c], for R rows and N columns. Rows stay where they are: a copy of a slice that was just written waits for the
+/// writes, which takes longer than a block.
 ///
 /// # Safety
 /// The CPU has the instructions of `V`.
+#[inline(always)]
 unsafe fn dot<C: Unpack<V>, V: Register, const S: u8, const R: usize, const N: usize>(
-    rows: [Row<'_>; R],
+    rows: &[Row<'_>],
     x: &[f32],
     y: &mut [&mut [f32]],
     at: usize,
 ) {
+    let rows = rows.first_chunk::<R>().expect("R rows");
     let cols = x.len() / N;
     let x: [&[f32]; N] = std::array::from_fn(|c| &x[c * cols..(c + 1) * cols]);
     let x = x.map(<[f32]>::as_ptr);
-    // SAFETY: the caller's promise; `each_block` gives a block of every row, and every x[c] has BLOCK values for it.
+    let whole = rows[0].codes.len() / C::BYTES;
+    let blocks = cols / BLOCK;
+    // SAFETY: the caller's promise; every row has `whole` blocks of codes and a padded one, and every x[c] has BLOCK values for each.
     let sum = || unsafe {
         let mut lanes = [[[V::splat(0.0); 4]; N]; R];
-        each_block::<C, R>(&rows, cols / BLOCK, |block, group, w| {
-            step::<C, V, S, R, N>(w, &rows, block, group, x, &mut lanes);
-        });
+        let mut groups = Groups::new(rows[0].group);
+        let codes = rows.each_ref().map(|row| row.codes.as_ptr());
+        for block in 0..whole {
+            prefetch_rows::<C, R>(rows, block);
+            let (at, group) = (block * C::BYTES, groups.next());
+            step::<C, V, S, R, N>(codes, at, rows, block, group, x, &mut lanes);
+        }
+        if whole < blocks {
+            let padded = rows.each_ref().map(|row| row.padded::<C>(whole));
+            let codes = padded.each_ref().map(|codes| codes.as_ptr());
+            step::<C, V, S, R, N>(codes, 0, rows, whole, groups.next(), x, &mut lanes);
+        }
         add_lanes(lanes, LANES / V::WIDTH, y, at);
     };
     // SAFETY: the caller's promise.
     unsafe { V::run(sum) }
 }
 
-/// Calls `step` for every block of the rows, in order, with the block's number, its group, and where the codes of each row are: a last
-/// block that is incomplete is padded with zeros. Prefetches the codes on the way.
-#[inline(always)]
-pub(super) fn each_block<C: Code, const R: usize>(
-    rows: &[Row<'_>; R],
-    blocks: usize,
-    mut step: impl FnMut(usize, usize, [*const u8; R]),
-) {
-    let codes = rows.map(|row| row.codes.as_ptr());
-    let mut groups = Groups::new(rows[0].group);
-    let whole = rows[0].codes.len() / C::BYTES;
-    let padded;
-    let mut tail = codes;
-    if whole < blocks {
-        padded = rows.map(|row| row.padded::<C>(whole));
-        tail = padded.each_ref().map(|padded| padded.as_ptr());
-    }
-    // One call, so that it is inlined.
-    for block in 0..blocks {
-        prefetch_rows::<C, R>(rows, block);
-        let (w, at) = match block < whole {
-            true => (codes, block * C::BYTES),
-            false => (tail, 0),
-        };
-        step(block, groups.next(), w.map(|w| w.wrapping_add(at)));
-    }
-}
-
 /// Prefetches what is ahead of a block of each row. Rows are short, so past the end of a row that is the row which takes
 /// its place next: R further on, not the neighbour that is being read already.
 #[inline(always)]
-fn prefetch_rows<C: Code, const R: usize>(rows: &[Row<'_>; R], block: usize) {
+pub(super) fn prefetch_rows<C: Code, const R: usize>(rows: &[Row<'_>; R], block: usize) {
     for row in rows {
         let (at, len) = (block * C::BYTES, row.codes.len());
         let next = if at + AHEAD < len { 0 } else { (R - 1) * len };
@@ -165,12 +151,13 @@ fn prefetch_rows<C: Code, const R: usize>(rows: &[Row<'_>; R], block: usize) {
 /// One block of every row and column.
 ///
 /// # Safety
-/// The CPU has the instructions of `V`, every `w` has a block of codes, and every `x` the BLOCK values of `block`.
+/// The CPU has the instructions of `V`, every `w` has a block of codes `at` bytes on, and every `x` the BLOCK values of `block`.
 #[inline(always)]
 // Nested counts over several arrays read best as counts.
 #[allow(clippy::needless_range_loop)]
 unsafe fn step<C: Unpack<V>, V: Register, const S: u8, const R: usize, const N: usize>(
     w: [*const u8; R],
+    at: usize,
     rows: &[Row<'_>; R],
     block: usize,
     group: usize,
@@ -185,7 +172,7 @@ unsafe fn step<C: Unpack<V>, V: Register, const S: u8, const R: usize, const N: 
                 FINE => Some(rows[r].fine_scales::<C>(block)),
                 _ => None,
             };
-            let codes = C::block(w[r]);
+            let codes = C::block(w[r].add(at));
             for part in 0..parts {
                 let place = |k: usize| k * QUARTER + part * V::WIDTH;
                 let weights = match &fine {
@@ -218,9 +205,9 @@ unsafe fn step<C: Unpack<V>, V: Register, const S: u8, const R: usize, const N: 
 unsafe fn axpy<C: Unpack<V>, V: Register, const S: u8>(rows: &[Row<'_>], a: &[f32], y: &mut [f32]) {
     // SAFETY: the caller's promise.
     unsafe {
-        match *rows {
-            [p, q, r, s] => V::run(|| axpy_rows::<C, V, S, AXPY_ROWS>([p, q, r, s], a, y)),
-            _ => V::run(|| axpy_rows::<C, V, S, 1>([rows[0]], a, y)),
+        match rows.first_chunk::<AXPY_ROWS>() {
+            Some(rows) => V::run(|| axpy_rows::<C, V, S, AXPY_ROWS>(rows, a, y)),
+            None => V::run(|| axpy_rows::<C, V, S, 1>(rows.first_chunk().expect("a row"), a, y)),
         }
     }
 }
@@ -231,7 +218,7 @@ unsafe fn axpy<C: Unpack<V>, V: Register, const S: u8>(rows: &[Row<'_>], a: &[f3
 // Nested counts over several arrays read best as counts.
 #[allow(clippy::needless_range_loop)]
 unsafe fn axpy_rows<C: Unpack<V>, V: Register, const S: u8, const R: usize>(
-    rows: [Row<'_>; R],
+    rows: &[Row<'_>; R],
     a: &[f32],
     y: &mut [f32],
 ) {

@@ -1,5 +1,4 @@
-//! Products with rounded activations: every path gives the bits of a transcription of the definition, and what they give is
-//! near the exact product.
+//! Compares products with rounded activations with a transcription of the definition, bit for bit, and with the exact product.
 
 use super::super::dispatch::integer_kernel_for;
 use super::*;
@@ -27,7 +26,7 @@ fn round(x: &[f32]) -> (Vec<i32>, f32) {
     (x.iter().map(code).collect(), scale)
 }
 
-/// The definition in `packed::integer`, written down column by column.
+/// The definition in `packed::integer`, column by column.
 fn integer_reference(format: Format, (codes, factors): (&[f32], &[f32]), x: &[f32]) -> f32 {
     let per_byte = 64 / format.row_bytes(64).unwrap();
     let by_row = !matches!(format, Format::Int4Group(_));
@@ -81,7 +80,7 @@ fn check_integer(coded: &Coded, x: &[f32]) {
 }
 
 #[test]
-fn every_width_has_the_same_bits_on_every_path() {
+fn every_width_has_the_same_bits_on_every_instruction_set() {
     for format in INTEGER {
         for cols in 0..=270 {
             let (rows, n) = (1 + cols % 5, 1 + cols % 9);
@@ -107,7 +106,7 @@ fn extreme_codes_do_not_saturate() {
 }
 
 #[test]
-fn what_has_no_integer_products_is_exact() {
+fn formats_without_integer_products_are_exact() {
     let pool = Pool::new(1);
     for format in PACKED.iter().filter(|format| !INTEGER.contains(format)) {
         let mut random = Random(5);
@@ -145,9 +144,8 @@ proptest! {
         prop_assert_eq!(bits(&part), bits(&y[start..end]));
     }
 
-    /// An activation is off by half a scale at most, so an output by no more than what its weights make of that. And
-    /// as errors are of either sign, they add up to far less: 2% of the product of the norms is never reached, with activations
-    /// of all magnitudes from 1/16 to 8.
+    /// An activation is off by at most half a scale, which bounds the error of an output. Errors are of either sign and add up to far less:
+    /// never 2% of the product of the norms, with activations of all magnitudes from 1/16 to 8.
     #[test]
     fn rounding_changes_little(
         format in 0..INTEGER.len(), rows in 1..20usize, cols in 1..1500usize, seed: u64,
@@ -177,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_not_finite_still_shows(
+    fn infinite_and_nan_inputs_stay_visible(
         format in 0..INTEGER.len(), cols in 1..300usize, at: usize, kind in 0..3usize, seed: u64,
     ) {
         let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][kind];

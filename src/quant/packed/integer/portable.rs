@@ -1,20 +1,22 @@
-//! The integer products without SIMD intrinsics: the definition that the others are tested against.
+//! Multiplies integers without SIMD intrinsics: the definition that the other loops are tested against.
 
 use super::super::{BLOCK, GROUP, Groups, Row};
-use super::{Block, Dot, Integer, LANES, PLACES, Vector, column, round_block};
+use super::{
+    Integer, IntegerLoops, LANES, PLACES, RoundedBlock, RoundedVector, column, round_block,
+};
 use crate::quant::kernel::sum_lanes;
 
 /// Any CPU.
 pub struct Portable;
 
-impl<C: Integer, const S: u8> Dot<C, S> for Portable {
+impl<C: Integer, const S: u8> IntegerLoops<C, S> for Portable {
     const COLS: usize = 1;
 
-    fn round(x: &[f32; BLOCK]) -> (Block, f32) {
+    fn round(x: &[f32; BLOCK]) -> (RoundedBlock, f32) {
         round_block::<C>(x)
     }
 
-    fn dot(rows: &[Row<'_>], x: &[Vector<'_>], y: &mut [&mut [f32]], at: usize) {
+    fn dot(rows: &[Row<'_>], x: &[RoundedVector<'_>], y: &mut [&mut [f32]], at: usize) {
         for (r, row) in rows.iter().enumerate() {
             let mut lanes = [0f32; LANES];
             let mut groups = Groups::new(row.group);

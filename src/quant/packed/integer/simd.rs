@@ -2,9 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::simd::each_block;
-use super::super::{GROUP, Row};
-use super::{BLOCK, Block, Dot, Integer, LANES, Vector, round_block};
+use super::super::simd::prefetch_rows;
+use super::super::{GROUP, Groups, Row};
+use super::{BLOCK, Integer, IntegerLoops, LANES, RoundedBlock, RoundedVector, round_block};
 use crate::quant::register::{Lanes, Register, add_lanes};
 
 /// AVX2 and FMA: the lanes are two registers, a block is two registers of bytes.
@@ -13,11 +13,11 @@ pub struct Avx2;
 /// AVX-512 F and VNNI on top of [`Avx2`]: the lanes are one register, and so is a block of bytes.
 pub struct Avx512;
 
-/// Products of codes as integers. A part of a block is the codes of [`Register::WIDTH`] lanes.
+/// IntegerRegister of codes as integers. A part of a block is the codes of [`Register::WIDTH`] lanes.
 ///
 /// # Safety of its functions
 /// The CPU has the instructions.
-pub trait Products: Register {
+pub trait IntegerRegister: Register {
     /// The codes of a block.
     type Codes: Copy;
 
@@ -25,19 +25,19 @@ pub trait Products: Register {
     unsafe fn run_integers<T>(f: impl FnOnce() -> T) -> T;
 
     /// Sums of four products each, of a part of the codes, which have their offset, and that of `x`: exact integers.
-    unsafe fn products<C: Integer>(codes: Self::Codes, x: &Block, part: usize) -> Self;
+    unsafe fn products<C: Integer>(codes: Self::Codes, x: &RoundedBlock, part: usize) -> Self;
 }
 
 /// Codes that become bytes in integer registers as wide as `V`.
 ///
 /// # Safety of its functions
 /// The CPU has the instructions of `V`, and a block of codes at `p` is readable.
-pub trait Bytes<V: Products> {
+pub trait Bytes<V: IntegerRegister> {
     /// The codes of the block at `p` by place, with their offset: unsigned.
     unsafe fn bytes(p: *const u8) -> V::Codes;
 }
 
-impl Products for __m256 {
+impl IntegerRegister for __m256 {
     type Codes = [__m256i; 2];
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -49,7 +49,7 @@ impl Products for __m256 {
     /// below it. Of int8 weights it takes the magnitude, and the sign goes to the activation: 2 * 128 * 127 fits.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn products<C: Integer>(codes: [__m256i; 2], x: &Block, part: usize) -> __m256 {
+    unsafe fn products<C: Integer>(codes: [__m256i; 2], x: &RoundedBlock, part: usize) -> __m256 {
         let codes = codes[part];
         // SAFETY: a part has 32 codes and 8 corrections.
         let (x, correction) = unsafe {
@@ -70,7 +70,7 @@ impl Products for __m256 {
     }
 }
 
-impl Products for __m512 {
+impl IntegerRegister for __m512 {
     type Codes = __m512i;
 
     #[target_feature(enable = "avx512f,avx512vnni,avx2,fma,f16c")]
@@ -81,7 +81,7 @@ impl Products for __m512 {
     /// `vpdpbusd` adds four products of an unsigned and a signed byte in 32 bits, without saturation.
     #[inline]
     #[target_feature(enable = "avx512f,avx512vnni,avx2,fma,f16c")]
-    unsafe fn products<C: Integer>(codes: __m512i, x: &Block, _part: usize) -> __m512 {
+    unsafe fn products<C: Integer>(codes: __m512i, x: &RoundedBlock, _part: usize) -> __m512 {
         // SAFETY: a block has 64 codes and 16 corrections.
         let (x, correction) = unsafe {
             (
@@ -93,47 +93,47 @@ impl Products for __m512 {
     }
 }
 
-impl<C: Integer, const S: u8> Dot<C, S> for Avx2 {
+impl<C: Integer, const S: u8> IntegerLoops<C, S> for Avx2 {
     const COLS: usize = 2;
 
-    fn round(x: &[f32; BLOCK]) -> (Block, f32) {
+    fn round(x: &[f32; BLOCK]) -> (RoundedBlock, f32) {
         // SAFETY: `kernel` chooses these loops for an `Isa` with AVX2.
         unsafe { __m256::run(|| round_block::<C>(x)) }
     }
 
-    fn dot(rows: &[Row<'_>], x: &[Vector<'_>], y: &mut [&mut [f32]], at: usize) {
+    fn dot(rows: &[Row<'_>], x: &[RoundedVector<'_>], y: &mut [&mut [f32]], at: usize) {
         // SAFETY: `kernel` chooses these loops for an `Isa` with AVX2.
         unsafe {
-            match (rows, x) {
-                (&[a, b], &[x]) => dot::<C, __m256, S, 2, 1>([a, b], [x], y, at),
-                (&[a, b], _) => dot::<C, __m256, S, 2, 2>([a, b], [x[0], x[1]], y, at),
-                (_, &[x]) => dot::<C, __m256, S, 1, 1>([rows[0]], [x], y, at),
-                _ => dot::<C, __m256, S, 1, 2>([rows[0]], [x[0], x[1]], y, at),
+            match (rows.len(), x.len()) {
+                (2, 1) => dot::<C, __m256, S, 2, 1>(rows, x, y, at),
+                (2, _) => dot::<C, __m256, S, 2, 2>(rows, x, y, at),
+                (_, 1) => dot::<C, __m256, S, 1, 1>(rows, x, y, at),
+                _ => dot::<C, __m256, S, 1, 2>(rows, x, y, at),
             }
         }
     }
 }
 
-impl<C: Integer, const S: u8> Dot<C, S> for Avx512 {
+impl<C: Integer, const S: u8> IntegerLoops<C, S> for Avx512 {
     const COLS: usize = 4;
 
-    fn round(x: &[f32; BLOCK]) -> (Block, f32) {
+    fn round(x: &[f32; BLOCK]) -> (RoundedBlock, f32) {
         // SAFETY: `kernel` chooses these loops for an `Isa` with AVX-512, which has AVX2.
         unsafe { __m256::run(|| round_block::<C>(x)) }
     }
 
-    fn dot(rows: &[Row<'_>], x: &[Vector<'_>], y: &mut [&mut [f32]], at: usize) {
+    fn dot(rows: &[Row<'_>], x: &[RoundedVector<'_>], y: &mut [&mut [f32]], at: usize) {
         // SAFETY: `kernel` chooses these loops for an `Isa` with AVX-512 on a CPU with VNNI.
         unsafe {
-            match (rows, x) {
-                (&[a, b], &[p]) => dot::<C, __m512, S, 2, 1>([a, b], [p], y, at),
-                (&[a, b], &[p, q]) => dot::<C, __m512, S, 2, 2>([a, b], [p, q], y, at),
-                (&[a, b], &[p, q, s]) => dot::<C, __m512, S, 2, 3>([a, b], [p, q, s], y, at),
-                (&[a, b], &[p, q, s, t]) => dot::<C, __m512, S, 2, 4>([a, b], [p, q, s, t], y, at),
-                (_, &[p]) => dot::<C, __m512, S, 1, 1>([rows[0]], [p], y, at),
-                (_, &[p, q]) => dot::<C, __m512, S, 1, 2>([rows[0]], [p, q], y, at),
-                (_, &[p, q, s]) => dot::<C, __m512, S, 1, 3>([rows[0]], [p, q, s], y, at),
-                _ => dot::<C, __m512, S, 1, 4>([rows[0]], [x[0], x[1], x[2], x[3]], y, at),
+            match (rows.len(), x.len()) {
+                (2, 1) => dot::<C, __m512, S, 2, 1>(rows, x, y, at),
+                (2, 2) => dot::<C, __m512, S, 2, 2>(rows, x, y, at),
+                (2, 3) => dot::<C, __m512, S, 2, 3>(rows, x, y, at),
+                (2, _) => dot::<C, __m512, S, 2, 4>(rows, x, y, at),
+                (_, 1) => dot::<C, __m512, S, 1, 1>(rows, x, y, at),
+                (_, 2) => dot::<C, __m512, S, 1, 2>(rows, x, y, at),
+                (_, 3) => dot::<C, __m512, S, 1, 3>(rows, x, y, at),
+                _ => dot::<C, __m512, S, 1, 4>(rows, x, y, at),
             }
         }
     }
@@ -143,18 +143,38 @@ impl<C: Integer, const S: u8> Dot<C, S> for Avx512 {
 ///
 /// # Safety
 /// The CPU has the instructions of `V`.
-unsafe fn dot<C: Integer + Bytes<V>, V: Products, const S: u8, const R: usize, const N: usize>(
-    rows: [Row<'_>; R],
-    x: [Vector<'_>; N],
+#[inline(always)]
+unsafe fn dot<
+    C: Integer + Bytes<V>,
+    V: IntegerRegister,
+    const S: u8,
+    const R: usize,
+    const N: usize,
+>(
+    rows: &[Row<'_>],
+    x: &[RoundedVector<'_>],
     y: &mut [&mut [f32]],
     at: usize,
 ) {
-    // SAFETY: the caller's promise; `each_block` gives a block of every row.
+    let rows = rows.first_chunk::<R>().expect("R rows");
+    let x = x.first_chunk::<N>().expect("N vectors");
+    let whole = rows[0].codes.len() / C::BYTES;
+    let blocks = x[0].blocks.len();
+    // SAFETY: the caller's promise; every row has `whole` blocks of codes and a padded one.
     let sum = || unsafe {
         let mut lanes = [[[V::splat(0.0); 4]; N]; R];
-        each_block::<C, R>(&rows, x[0].blocks.len(), |block, group, w| {
-            step::<C, V, S, R, N>(w, &rows, block, group, &x, &mut lanes);
-        });
+        let mut groups = Groups::new(rows[0].group);
+        let codes = rows.each_ref().map(|row| row.codes.as_ptr());
+        for block in 0..whole {
+            prefetch_rows::<C, R>(rows, block);
+            let (at, group) = (block * C::BYTES, groups.next());
+            step::<C, V, S, R, N>(codes, at, rows, block, group, x, &mut lanes);
+        }
+        if whole < blocks {
+            let padded = rows.each_ref().map(|row| row.padded::<C>(whole));
+            let codes = padded.each_ref().map(|codes| codes.as_ptr());
+            step::<C, V, S, R, N>(codes, 0, rows, whole, groups.next(), x, &mut lanes);
+        }
         add_lanes(lanes, LANES / V::WIDTH, y, at);
     };
     // SAFETY: the caller's promise.
@@ -164,22 +184,29 @@ unsafe fn dot<C: Integer + Bytes<V>, V: Products, const S: u8, const R: usize, c
 /// One block of every row and vector.
 ///
 /// # Safety
-/// The CPU has the instructions of `V`, and every `w` has a block of codes.
+/// The CPU has the instructions of `V`, and every `w` has a block of codes `at` bytes on.
 #[inline(always)]
 // Nested counts over several arrays read best as counts.
 #[allow(clippy::needless_range_loop)]
-unsafe fn step<C: Integer + Bytes<V>, V: Products, const S: u8, const R: usize, const N: usize>(
+unsafe fn step<
+    C: Integer + Bytes<V>,
+    V: IntegerRegister,
+    const S: u8,
+    const R: usize,
+    const N: usize,
+>(
     w: [*const u8; R],
+    at: usize,
     rows: &[Row<'_>; R],
     block: usize,
     group: usize,
-    x: &[Vector<'_>; N],
+    x: &[RoundedVector<'_>; N],
     lanes: &mut Lanes<V, R, N>,
 ) {
     for r in 0..R {
         // SAFETY: the caller's promise.
         unsafe {
-            let codes = <C as Bytes<V>>::bytes(w[r]);
+            let codes = <C as Bytes<V>>::bytes(w[r].add(at));
             for c in 0..N {
                 let mut factor = x[c].scales[block];
                 if S == GROUP {
