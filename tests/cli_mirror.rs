@@ -1,16 +1,18 @@
-//! `mirror bench`, `mirror verify` and `profile` as a script calls them.
+//! `mirror bench`, `mirror verify` and `profile`.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use assert_cmd::Command;
 use base64::Engine as _;
 use colibri_uring::shards::Shards;
 use hdrhistogram::serialization::Deserializer;
 use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 use serde_json::Value;
+
+#[path = "common/child.rs"]
+mod child;
 
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/bf16-shared")
@@ -27,11 +29,7 @@ fn copied() -> tempfile::TempDir {
 }
 
 fn run(args: &[&str]) -> Output {
-    let mut colibri = Command::cargo_bin("colibri-uring").unwrap();
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
-        colibri.env_remove(name);
-    }
-    colibri.env_remove("RUST_LOG").args(args).output().unwrap()
+    child::colibri().args(args).output().unwrap()
 }
 
 fn mirror(command: &str, mirrors: &[&Path], more: &[&str]) -> Output {
@@ -61,7 +59,7 @@ fn keys(value: &Value) -> Vec<&str> {
 #[test]
 fn bench_compares_each_alone_with_all_together() {
     let copy = copied();
-    // One drive has both, and may not need the second copy unless it is told to.
+    // Both copies are on one drive, which may serve all reads from the first without weights.
     let args = ["--seconds", "0.1", "--mirror-weights", "1,1", "--json"];
     let output = mirror("bench", &[copy.path()], &args);
     assert!(output.status.success());
@@ -90,7 +88,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Nobody takes the speed of one drive for that of two.
+/// An unusable mirror is an error: the speed of one drive must not pass for that of two.
 #[test]
 fn what_cannot_be_a_mirror_is_not_measured() {
     let (copy, empty) = (copied(), tempfile::tempdir().unwrap());
@@ -118,7 +116,7 @@ fn what_cannot_be_a_mirror_is_not_measured() {
             );
         }
     }
-    // Comparing finds out what the files are, but not what is no directory.
+    // `verify` reports wrong files, but a missing directory is an error.
     for mirror in [absent, file] {
         let output = self::mirror("verify", &[mirror.as_path()], &["--json"]);
         assert_eq!(output.status.code(), Some(1));
@@ -149,7 +147,7 @@ fn a_partial_mirror_is_measured_and_what_gives_nothing_is_said() {
     assert!(stderr(&output).contains(&nothing), "{}", stderr(&output));
     let html = fs::read_to_string(&report).unwrap();
     let table = String::from_utf8(output.stdout).unwrap();
-    // No grade for what was not read.
+    // No scaling without reads from every drive.
     for text in [html, table] {
         assert!(
             text.contains(&nothing) && !text.contains(" of the sum"),
@@ -192,7 +190,7 @@ fn verify_says_its_speed_only_when_it_compared_something() {
     );
 }
 
-/// A report that needs nothing else, and a log whose tags and counts can be read back.
+/// A self-contained report, and a log whose tags and counts can be read back.
 fn check_outputs(report: &Path, hlog: &Path, wanted: &[&str], runs: usize) {
     let html = fs::read_to_string(report).unwrap();
     assert!(html.starts_with("<!doctype html>") && html.len() < 2 << 20);
@@ -233,7 +231,7 @@ fn bench_writes_a_report_and_the_histograms() {
     let args = [&args[..], &["--mirror-weights", "1,1"]].concat();
     let output = mirror("bench", &[copy.path()], &args);
     assert!(output.status.success());
-    // On one drive, which has both.
+    // Both copies are on one drive.
     let drive = format!(
         "Drive of {} and {}",
         fixture().display(),
@@ -252,7 +250,7 @@ fn pinned_weights_are_the_shares() {
     let args = ["--seconds", "0.3", "--json", "--mirror-weights", "3,1"];
     let output = mirror("bench", &[copy.path()], &args);
     let shares = &json(&output)["combined"]["shares"];
-    // So small a model ends before the slack between drives does not matter any more.
+    // The model is so small that an imbalance between drives matters.
     assert!(
         shares[0].as_f64().unwrap() > shares[1].as_f64().unwrap(),
         "{shares}"
@@ -336,7 +334,7 @@ fn a_partial_mirror_is_a_copy_and_a_different_header_is_none() {
 
 #[test]
 fn profile_measures_every_engine() {
-    // Its own files: what another test reads comes back into the page cache.
+    // A private copy: other tests would bring the files back into the page cache.
     let model = copied();
     let (html, hlog) = (model.path().join("r.html"), model.path().join("r.hlog"));
     let args = [
@@ -382,7 +380,7 @@ fn profile_measures_every_engine() {
     }
     let tokens = &report["tokens_per_second"];
     assert!(tokens["cold"].as_f64().unwrap() > 0.0);
-    // So small a model is kept whole.
+    // The whole model fits in memory.
     assert_eq!(tokens["cached_experts"], tokens["experts"]);
     assert_eq!(tokens["cached"], Value::Null);
     let wanted = [
@@ -392,7 +390,7 @@ fn profile_measures_every_engine() {
         "3 at once",
         "page cache",
     ];
-    // How many there are may differ: what cannot be got out of the page cache is left out.
+    // The number of runs varies: a file that stays in the page cache skips some.
     check_outputs(&html, &hlog, &wanted, runs.len());
     let text = String::from_utf8(run(&args[..8]).stdout).unwrap();
     assert!(

@@ -1,4 +1,4 @@
-//! `mirror stage` as a script calls it: what it writes, what it refuses, and what an end in the middle leaves behind.
+//! `mirror stage`: copies, refusals and interruptions.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -7,6 +7,9 @@ use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+#[path = "common/child.rs"]
+mod child;
 
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/bf16-shared")
@@ -17,11 +20,8 @@ fn scratch() -> tempfile::TempDir {
 }
 
 fn command(args: &[&str]) -> std::process::Command {
-    let mut colibri = std::process::Command::new(assert_cmd::cargo::cargo_bin("colibri-uring"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
-        colibri.env_remove(name);
-    }
-    colibri.env_remove("RUST_LOG").args(["mirror"]).args(args);
+    let mut colibri = child::colibri();
+    colibri.args(["mirror"]).args(args);
     colibri
 }
 
@@ -120,7 +120,7 @@ fn a_budget_leaves_shards_out_and_a_dry_run_writes_nothing() {
         .into_iter()
         .filter(|name| name.ends_with(".safetensors"));
     assert_eq!(shards.count(), 1);
-    // What is there counts.
+    // Existing copies count.
     assert_eq!(json(&stage(&fixture(), &to, &args))["bytes"], 0);
 }
 
@@ -146,12 +146,12 @@ fn places_that_make_no_sense_are_refused() {
     large(model.path(), 1000);
     let inside = model.path().join("inside");
     let file = model.path().join("config.json");
-    let beside = scratch();
+    let same_drive = scratch();
     let refused = [
         (model.path(), "own directory"),
         (&inside, "inside it"),
         (&file, "no directory"),
-        (beside.path(), "--force"),
+        (same_drive.path(), "--force"),
     ];
     for (to, why) in refused {
         let output = stage(model.path(), to, &[]);
@@ -159,10 +159,10 @@ fn places_that_make_no_sense_are_refused() {
         assert!(stderr(&output).contains(why), "{}", stderr(&output));
     }
     assert_eq!(names(model.path()), ["config.json", "model.safetensors"]);
-    assert!(names(beside.path()).is_empty());
+    assert!(names(same_drive.path()).is_empty());
 }
 
-/// Waits until a copy has begun, and says how long its unfinished file is.
+/// Waits until a copy has begun. Returns the length of its unfinished file.
 fn wait_for_part(child: &mut Child, to: &Path) -> u64 {
     let part = to.join(".model.safetensors.colibri-part");
     let end = Instant::now() + Duration::from_secs(60);
@@ -229,7 +229,7 @@ fn an_unfinished_file_of_something_else_is_written_anew() {
         assert_same(model.path(), to.path());
         fs::remove_file(to.path().join("model.safetensors")).unwrap();
     }
-    // Somebody else's file behind a link is not written to.
+    // The target of a link is not written.
     let victim = model.path().join("victim");
     fs::write(&victim, "mine").unwrap();
     std::os::unix::fs::symlink(&victim, &part).unwrap();
@@ -285,7 +285,7 @@ fn a_full_drive_is_one_error_and_a_budget_helps() {
     let output = stage(model.path(), to, &["--budget", "10MiB"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(names(to), ["config.json"]);
-    // A shard that fits is copied there, and no other drive is mistaken for the same.
+    // A shard that fits is copied, without the warning about one drive.
     large(model.path(), 8 << 20);
     let output = stage(model.path(), to, &[]);
     assert!(output.status.success(), "{}", stderr(&output));

@@ -1,20 +1,22 @@
-//! Mirrors change where bytes come from, never what is computed, and whatever is wrong with one is a warning.
+//! Mirrors change where bytes come from, never the output. A broken mirror is a warning.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use assert_cmd::Command;
 use colibri_uring::shards::{Cache, ShardError, Shards};
 use serde_json::Value;
 
-/// A model in two shards, and directories beside it for mirrors.
+#[path = "common/child.rs"]
+mod child;
+
+/// A model in two shards, and directories for mirrors.
 struct Bench {
     dir: tempfile::TempDir,
 }
 
 impl Bench {
-    /// The fixture, split into a directory with its files and as many mirrors as asked for.
+    /// Copies the fixture into a model directory and `mirrors` mirrors.
     fn new(mirrors: usize) -> Bench {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let bench = Bench { dir };
@@ -34,11 +36,8 @@ impl Bench {
     }
 
     fn run(&self, mirrors: &[&Path]) -> Output {
-        let mut colibri = Command::cargo_bin("colibri-uring").unwrap();
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
-            colibri.env_remove(name);
-        }
-        colibri.env_remove("RUST_LOG").env("COLIBRI_NO_USAGE", "1");
+        let mut colibri = child::colibri();
+        colibri.env("COLIBRI_NO_USAGE", "1");
         colibri.arg("decode");
         colibri.arg("--model").arg(self.model());
         for mirror in mirrors {
@@ -79,7 +78,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// The lines of warnings that are not about the mirror being on the same drive, which here it always is.
+/// The warnings, without those that the mirror is on the model's drive, which is always true here.
 fn warnings(output: &Output) -> Vec<String> {
     let lines = stderr(output);
     let lines = lines

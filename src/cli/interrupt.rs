@@ -1,6 +1,6 @@
-//! Signals: the first one asks to stop, the second one kills.
+//! Handles signals: the first one asks the run to stop, the second one ends the process.
 //!
-//! A thread waits for them. Where a signal is to end the process, what is temporary is removed first, and the terminal is left as it was.
+//! A thread receives them. Before a signal ends the process, the thread removes temporary files and restores the terminal.
 
 use std::fs;
 use std::io::{self, Write};
@@ -15,14 +15,14 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::emulate_default_handler;
 
-/// What signals have asked for, and what they may do.
+/// Flags that the signal thread and the run share.
 #[derive(Clone, Debug)]
 pub struct Interrupts {
-    /// Somebody asks to stop. A conversation clears it before the next answer.
+    /// A signal asked the run to stop. `chat` clears it before the next answer.
     pub asked: Arc<AtomicBool>,
-    /// The program is to end after that.
+    /// The signal was SIGTERM: the program ends after the run.
     pub terminated: Arc<AtomicBool>,
-    /// There is nothing to stop: then signals do what they do without us.
+    /// Nothing runs: signals have their default action.
     pub idle: Arc<AtomicBool>,
 }
 
@@ -31,26 +31,25 @@ static INTERRUPTS: LazyLock<Interrupts> = LazyLock::new(|| Interrupts {
     terminated: Arc::new(AtomicBool::new(false)),
     idle: Arc::new(AtomicBool::new(true)),
 });
-/// A signal is ending the process.
+/// The signal thread is ending the process.
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// A model is being loaded.
 static LOADING: AtomicBool = AtomicBool::new(false);
-/// Directories that do not outlive the process.
+/// Directories to remove when the process ends.
 static TEMPORARY: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-/// The terminal's mode, while it may be another.
+/// The terminal's mode to restore.
 static MODE: Mutex<Option<Termios>> = Mutex::new(None);
-/// The thread that waits, if there is one.
+/// The signal thread, once started.
 static WAITING: Mutex<Option<Handle>> = Mutex::new(None);
 
-/// What a shell reports of a program that SIGINT ended.
+/// The exit code that shells report for SIGINT.
 const INTERRUPTED: u8 = 130;
 
-/// A model is being loaded, and nobody asks whether to stop: SIGINT or SIGTERM says so and ends the process. There is nothing to keep yet.
+/// While it exists, SIGINT and SIGTERM end the process: loading does not poll for a stop, and has nothing to save.
 #[derive(Debug)]
 pub struct Loading(());
 
 impl Loading {
-    /// From now on, until it is dropped.
     pub fn begin() -> io::Result<Loading> {
         LOADING.store(true, Ordering::SeqCst);
         tidy_at_end()?;
@@ -64,9 +63,9 @@ impl Drop for Loading {
     }
 }
 
-/// A flag that becomes true at the first SIGINT or SIGTERM. A second one ends the process as it would have done without us.
+/// Returns a flag that the first SIGINT or SIGTERM sets. A second one has its default action.
 pub fn install() -> io::Result<Arc<AtomicBool>> {
-    // In this order: whoever sees that signals are caught can rely on the flag.
+    // In this order: once signals are caught, the flag works.
     INTERRUPTS.idle.store(false, Ordering::SeqCst);
     tidy_at_end()?;
     Ok(stop_flag())
@@ -85,43 +84,43 @@ pub fn loaded() {
 }
 
 impl Interrupts {
-    /// Prepares for SIGINT and SIGTERM in a conversation, which is idle until it says otherwise. The first one of either stops an
-    /// answer; a second one before it has stopped ends the process.
+    /// Prepares for SIGINT and SIGTERM in a conversation, which starts idle. The first one stops an answer. A second one before
+    /// the answer stops ends the process.
     pub fn install() -> io::Result<Interrupts> {
         tidy_at_end()?;
         Ok(INTERRUPTS.clone())
     }
 }
 
-/// From now on no signal ends the process before this directory is removed.
+/// Makes signals remove `dir` before they end the process.
 pub fn remove_at_end(dir: &Path) -> io::Result<()> {
     lock(&TEMPORARY).push(dir.to_owned());
     tidy_at_end()
 }
 
-/// From now on a signal that ends the process gives the terminal at the standard input back the mode that it has now.
+/// Makes signals restore the current terminal mode of the standard input before they end the process.
 pub fn restore_mode_at_end() -> io::Result<()> {
     *lock(&MODE) = tcgetattr(io::stdin()).ok();
     tidy_at_end()
 }
 
-/// From now on a signal that ends the process removes files that were begun and have no name yet.
+/// Makes signals remove unfinished files before they end the process.
 pub fn tidy_at_end() -> io::Result<()> {
-    // Whoever started us with nohup does not want that one to end us.
+    // Under nohup SIGHUP stays ignored.
     match ignores(SIGHUP) {
         true => catch(&[SIGINT, SIGTERM]),
         false => catch(&[SIGHUP, SIGINT, SIGTERM]),
     }
 }
 
-/// Removes what is temporary: to be called where the process ends without returning from `main`.
+/// Removes temporary files and restores the terminal. Call it before the process ends without returning from `main`.
 fn tidy() {
     if let Some(mode) = lock(&MODE).take() {
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &mode);
     }
     atomic_file::remove_all();
     for dir in lock(&TEMPORARY).drain(..) {
-        // Again where somebody still puts files into it. It may be gone already, and there is nobody to tell.
+        // Try again while another thread creates files in it. Errors cannot be reported any more.
         let mut tries = 0..100;
         while tries.next().is_some() && dir.exists() {
             let _ = fs::remove_dir_all(&dir);
@@ -129,19 +128,19 @@ fn tidy() {
     }
 }
 
-/// Returns if no signal is ending the process. If one is, what the main thread comes upon, like files that are gone, is of no interest.
+/// Blocks for ever if a signal is ending the process, so that the main thread reports no error about removed files.
 pub fn leave_the_end_to_signals() {
     while ENDING.load(Ordering::SeqCst) {
         std::thread::park();
     }
 }
 
-/// What a shell reports of a program that SIGINT ended.
+/// The exit code of an interrupted run.
 pub fn exit_code() -> ExitCode {
     ExitCode::from(INTERRUPTED)
 }
 
-/// Gives these signals to the thread.
+/// Routes these signals to the signal thread, which it starts if needed.
 fn catch(signals: &[i32]) -> io::Result<()> {
     let mut waiting = lock(&WAITING);
     if let Some(handle) = &*waiting {
@@ -157,7 +156,7 @@ fn catch(signals: &[i32]) -> io::Result<()> {
 
 fn handle(signal: i32) {
     if LOADING.load(Ordering::SeqCst) && signal != SIGHUP {
-        // Nobody to tell if stderr is closed.
+        // A closed stderr is not an error.
         let _ = writeln!(io::stderr(), "interrupted: the model was not loaded yet");
         ENDING.store(true, Ordering::SeqCst);
         tidy();
@@ -168,7 +167,7 @@ fn handle(signal: i32) {
         terminated,
         idle,
     } = &*INTERRUPTS;
-    // In this order: who has been asked to stop wants to know whether to end.
+    // In this order: a run that sees `asked` then reads `terminated`.
     if signal == SIGTERM {
         terminated.store(true, Ordering::SeqCst);
     }
@@ -180,7 +179,7 @@ fn handle(signal: i32) {
     }
 }
 
-/// Whether this process was started with a signal ignored.
+/// Whether this process inherited a signal as ignored.
 fn ignores(signal: i32) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mut lines = status.lines();

@@ -1,6 +1,8 @@
-//! The command line: argument parsing and printing only, one file a subcommand.
+//! Parses the command line, runs the command and prints its result.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -11,7 +13,8 @@ mod commands;
 mod interrupt;
 mod output;
 
-use args::{WrongUsage, environment};
+use args::command_line;
+use args::usage::WrongUsage;
 use commands::{
     chat, convert, decode, demo, doctor, inspect, manual, mirror, plan, profile, score, simulate,
     synth,
@@ -19,21 +22,19 @@ use commands::{
 use output::error::{is_closed_pipe, one_line};
 use output::{printer, terminal};
 
-/// Runs mixture-of-experts language models far larger than memory, their experts streamed from SSD through io_uring.
+/// Runs mixture-of-experts language models far larger than memory: streams their experts from SSD through io_uring
 #[derive(Debug, Parser)]
 #[command(name = "colibri-uring", version, max_term_width = 100)]
 #[command(
-    after_help = "Every flag also reads an environment variable: --cache-slots reads COLIBRI_CACHE_SLOTS, -n reads COLIBRI_N.\n\
-                  A flag overrides its variable, and a variable that does not go with the flags counts as not set,\n\
-                  as does one whose value only another command takes (COLIBRI_ENGINE=all is for profile).\n\
-                  Several values are separated by commas (COLIBRI_BLOCK_SIZE=1MiB,4MiB, COLIBRI_QUEUE_DEPTH=4,8,\n\
-                  COLIBRI_MIRROR_WEIGHTS=2,1); COLIBRI_MODEL, COLIBRI_MIRROR and COLIBRI_TEMPLATE_VAR hold one.\n\
-                  A switch is off when its variable is empty, 0, no, false or off.\n\
-                  Results go to stdout, everything else to stderr. Exit code 0: done, 1: failed, 2: usage, 130: interrupted.\n\
-                  Without a command, the demo model that ships with the program writes a little."
+    after_long_help = "Results go to stdout, everything else to stderr. Exit code 0: done, 1: failed, 2: wrong usage, 130: interrupted.\n\n\
+                  These variables stand for their flags: COLIBRI_MODEL, COLIBRI_MIRROR, COLIBRI_RAM, COLIBRI_THREADS, COLIBRI_KV, \
+                  COLIBRI_NO_KV, COLIBRI_NO_USAGE and COLIBRI_VERBOSE. Flags override variables; a conflicting variable is ignored.\n\n\
+                  Without a command, the program continues a short text with the demo model that ships with it."
 )]
 struct Cli {
-    /// Say more on stderr: -v for what is done, -vv for details. RUST_LOG overrides it
+    /// Log more to stderr: -v for each step, -vv for details
+    ///
+    /// RUST_LOG overrides it.
     #[arg(short, long, global = true, action = ArgAction::Count, env = "COLIBRI_VERBOSE")]
     verbose: u8,
     #[command(subcommand)]
@@ -57,12 +58,28 @@ enum Command {
     Completions(manual::CompletionsArgs),
 }
 
-/// Parses the command line, runs the command and turns its outcome into an exit code.
+impl Command {
+    /// The directories of the model, for commands that run the demo model by default.
+    fn model(&mut self) -> Option<&mut Vec<PathBuf>> {
+        match self {
+            Command::Decode(args) => Some(&mut args.model.model),
+            Command::Chat(args) => Some(&mut args.model.model),
+            Command::Score(args) => Some(&mut args.model.model),
+            Command::Plan(args) => Some(&mut args.model.model),
+            Command::Simulate(args) => Some(&mut args.model),
+            Command::Inspect(args) => Some(&mut args.model),
+            Command::Profile(args) if args.file.is_none() => Some(&mut args.model),
+            _ => None,
+        }
+    }
+}
+
+/// Parses the command line, runs the command and returns the exit code.
 pub fn main() -> ExitCode {
-    let outcome = match environment::parse::<Cli>(command(), std::env::args_os().collect()) {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let outcome = match command_line::parse::<Cli>(&args) {
         Ok(parsed) => {
             log_to_stderr(parsed.args.verbose);
-            parsed.warn();
             let outcome = match parsed.args.command {
                 Some(command) => run(command),
                 None => demonstrate(),
@@ -74,19 +91,24 @@ pub fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
-        // The reader has seen enough (`| head -1`): not our failure, and nobody to tell.
+        // The reader closed the pipe (`| head -1`): not a failure.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not `eprintln!`, which panics when stderr is full or closed; the exit code still tells.
+            // Not `eprintln!`, which panics if stderr is full or closed. The exit code still tells.
             let _ = writeln!(io::stderr(), "error: {}", one_line(&error));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Runs a command, with the demo model if it has none.
+/// Runs a command, with the demo model if it needs a model and has none.
 fn run(mut command: Command) -> anyhow::Result<ExitCode> {
-    let _demo = demo::provide(&mut command)?;
+    let demo = command.model().map(demo::provide).transpose()?.flatten();
+    match &mut command {
+        Command::Decode(args) => args.model.demo = demo.is_some(),
+        Command::Chat(args) => args.model.demo = demo.is_some(),
+        _ => {}
+    }
     match command {
         Command::Decode(args) => decode::run(&args),
         Command::Chat(args) => chat::run(&args),
@@ -99,19 +121,16 @@ fn run(mut command: Command) -> anyhow::Result<ExitCode> {
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Synth(args) => synth::run(&args),
-        Command::Man(args) => manual::man(&args),
-        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args, Cli::command()),
+        Command::Completions(args) => manual::completions(&args, Cli::command()),
     }
 }
 
-/// What is run when no command is given: something to see, and what to do next.
+/// Runs without a command: decodes with the demo model's prompt, then suggests what to type next.
 fn demonstrate() -> anyhow::Result<ExitCode> {
-    let args = ["colibri-uring", "decode"].map(Into::into).into();
-    let mut command = match environment::parse::<Cli>(command(), args) {
-        Ok(parsed) => {
-            parsed.warn();
-            parsed.args.command
-        }
+    let args = ["colibri-uring", "decode"].map(Into::into);
+    let mut command = match command_line::parse::<Cli>(&args) {
+        Ok(parsed) => parsed.args.command,
         Err(error) => return show(&error),
     };
     if let Some(Command::Decode(args)) = &mut command {
@@ -122,19 +141,7 @@ fn demonstrate() -> anyhow::Result<ExitCode> {
     Ok(outcome)
 }
 
-/// The command line. What begins like a negative number is a value everywhere, so that whoever gives one is told what is possible.
-fn command() -> clap::Command {
-    fn with_numbers(command: clap::Command) -> clap::Command {
-        let with_number = |arg: clap::Arg| match arg.get_action().takes_values() {
-            true => arg.allow_negative_numbers(true),
-            false => arg,
-        };
-        command.mut_args(with_number).mut_subcommands(with_numbers)
-    }
-    with_numbers(Cli::command())
-}
-
-/// Shows wrong usage of the command `used`; other errors stay.
+/// Prints `WrongUsage` with the usage of the command `used`; returns other errors.
 fn with_usage(error: anyhow::Error, mut used: clap::Command) -> anyhow::Result<ExitCode> {
     match error.downcast_ref::<WrongUsage>() {
         Some(wrong) => show(&used.error(ErrorKind::ValueValidation, wrong)),
@@ -142,7 +149,7 @@ fn with_usage(error: anyhow::Error, mut used: clap::Command) -> anyhow::Result<E
     }
 }
 
-/// Shows what clap has to say: help on stdout, or wrong usage on stderr.
+/// Prints clap's help to stdout, or its error to stderr.
 fn show(said: &clap::Error) -> anyhow::Result<ExitCode> {
     let written = said.print();
     if !said.use_stderr() {
@@ -161,13 +168,17 @@ fn log_to_stderr(verbose: u8) {
         .with_ansi(terminal::styled(&io::stderr()))
         .with_target(false)
         .without_time()
-        // Lines that cannot be written are lost; reporting that on the same stderr would panic.
+        // Reporting a failed write to the same stderr would panic.
         .log_internal_errors(false)
         .init();
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+    use clap_complete::Shell;
+    use clap_mangen::Man;
+
     use super::*;
 
     #[test]
@@ -175,30 +186,55 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    fn commands() -> Vec<clap::Command> {
+        let mut command = Cli::command();
+        command.build();
+        manual::pages(command)
+    }
+
     #[test]
-    fn every_flag_reads_its_environment_variable() {
-        let cli = Cli::command();
-        let nested = cli
-            .get_subcommands()
-            .flat_map(clap::Command::get_subcommands);
-        for command in cli.get_subcommands().chain(nested) {
-            for arg in command.get_arguments().filter(|arg| !arg.is_positional()) {
-                let name = arg
-                    .get_long()
-                    .map(str::to_owned)
-                    .or(arg.get_short().map(String::from))
-                    .unwrap();
-                if ["help", "version"].contains(&name.as_str()) {
-                    continue;
-                }
-                let expected = format!("COLIBRI_{}", name.replace('-', "_").to_uppercase());
-                assert_eq!(
-                    arg.get_env().and_then(|env| env.to_str()),
-                    Some(&*expected),
-                    "of {} {name}",
+    fn every_page_names_every_flag() {
+        for command in commands() {
+            let mut page = Vec::new();
+            Man::new(command.clone()).render(&mut page).unwrap();
+            let page = String::from_utf8(page).unwrap().replace("\\-", "-");
+            assert!(page.contains(".TH "), "{}", command.get_name());
+            for long in command.get_arguments().filter_map(|arg| arg.get_long()) {
+                assert!(
+                    page.contains(&format!("--{long}")),
+                    "{} --{long}",
                     command.get_name()
                 );
             }
+        }
+    }
+
+    #[test]
+    fn completions_know_every_flag() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "colibri-uring", &mut script);
+            let script = String::from_utf8(script).unwrap();
+            for command in commands() {
+                for long in command.get_arguments().filter_map(|arg| arg.get_long()) {
+                    assert!(
+                        script.contains(long),
+                        "{shell}: {} {long}",
+                        command.get_name()
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_that_does_something_has_examples() {
+        let leaves = commands().into_iter().filter(|c| !c.has_subcommands());
+        for command in leaves {
+            let help = command.get_after_long_help().map(ToString::to_string);
+            let help = help.unwrap_or_default();
+            assert!(help.contains("Example"), "{}", command.get_name());
+            assert!(help.contains("colibri-uring "), "{}", command.get_name());
         }
     }
 }

@@ -37,7 +37,7 @@ fn reference() -> (Value, String, String) {
     (expected, said(0), said(1))
 }
 
-/// What the model says before its stop token, which has a text, too.
+/// The answer before the stop token, which has a text too.
 fn before_the_stop(system: &str, message: &str) -> String {
     let args = [
         "--chat", "--system", system, "--prompt", message, "-n", "12", "--json",
@@ -72,13 +72,13 @@ fn a_script_gets_answers_and_nothing_else() {
     for part in [
         "there is no command /nonsense",
         "/reset ",
-        "guesses",
+        "prefetches",
         "context 55 of 4096",
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(!said.contains('\u{1b}') && !said.contains("> "), "{said}");
-    // The second answer is that to the whole conversation, of which only the new part was fed.
+    // The second answer is to the whole conversation, of which only the new part was fed.
     let ids = |text: &str| -> Vec<u32> {
         let args = ["--prompt", text, "-n", "0", "--json"];
         let report = json_of(&finish(on_model(
@@ -112,7 +112,7 @@ fn a_stop_token_ends_an_answer_and_is_not_fed_again() {
     );
     let first = format!("{}\n", before_the_stop(&system, &message));
     assert!(text(&output).starts_with(&first));
-    // All that was said was fed when the stop token came.
+    // Everything was fed when the stop token came.
     let new = read(&output)[1];
     let cut = fed(
         chat(&["--system", &system, "-n", "12"]),
@@ -157,7 +157,7 @@ fn a_full_context_is_said() {
     }
 }
 
-/// Nothing says that it ends: then it is cut.
+/// An answer without a stop token is cut.
 #[test]
 fn an_answer_that_may_never_end_is_cut() {
     let model = Broken::copy("chat");
@@ -209,7 +209,7 @@ fn lines_may_be_continued_and_must_be_text() {
     assert_eq!(read(&two).len(), 1);
     assert_ne!(text(&two), text(&one));
     let mut broken = assert_cmd::Command::from_std(chat(&[]));
-    // Whoever prepared them looks for the line, not for the message.
+    // Errors name the line of the input.
     let lines = &b"/help\n\n\\\ncaf\xe9\n"[..];
     let output = broken.write_stdin(lines).output().unwrap();
     let said = stderr(&output);
@@ -221,11 +221,12 @@ fn lines_may_be_continued_and_must_be_text() {
     assert_eq!(fed(chat(&[]), "").status.code(), Some(0));
 }
 
-/// It is not the template's fault.
+/// The error does not blame the template.
 #[test]
 fn too_little_address_space_is_named() {
     let chat = chat(&[]);
     let mut limited = Command::new("sh");
+    crate::child::default_signals(&mut limited);
     limited.args(["-c", "ulimit -v 1800000; exec \"$0\" \"$@\""]);
     limited.arg(chat.get_program()).args(chat.get_args());
     let line = error_of(&finish(limited));
@@ -315,8 +316,11 @@ fn a_person_has_history_and_a_status_line() {
     terminal.write("\u{4}");
     assert_eq!(terminal.end().code(), Some(0));
     let history = home.path().join(".local/state/colibri-uring/history");
-    let kept = fs::read_to_string(&history).unwrap();
-    assert!(kept.contains("Hello") && kept.contains("/stats"), "{kept}");
+    let lines = fs::read_to_string(&history).unwrap();
+    assert!(
+        lines.contains("Hello") && lines.contains("/stats"),
+        "{lines}"
+    );
     assert_eq!(
         fs::metadata(&history).unwrap().permissions().mode() & 0o777,
         0o600

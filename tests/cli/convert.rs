@@ -1,5 +1,4 @@
-//! `convert`: the container says what the reference says about the same rounded weights, and nothing that was not asked
-//! for changes.
+//! `convert`: the container gives the reference's numbers for the rounded weights, and other tensors are unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +29,7 @@ pub fn convert(dirs: &[PathBuf], out: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Converts into a directory that lives as long as what is returned, and returns what it said too.
+/// Converts into a temporary directory. Returns it with the output.
 fn converted(dirs: &[PathBuf], args: &[&str]) -> (TempDir, Value) {
     let dir = tempfile::tempdir().unwrap();
     let args = [args, &["--json"]].concat();
@@ -59,7 +58,7 @@ fn tensors(dir: &Path) -> Vec<Tensor> {
     tensors
 }
 
-/// The check of the oracle: all packed tensors and their scales, in the order of their names.
+/// The oracle's checksum of all packed tensors and their scales, in the order of their names.
 fn packed_crc(dir: &Path) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     for tensor in tensors(dir) {
@@ -87,7 +86,7 @@ fn converted_fixtures_say_what_the_reference_says_about_the_rounded_weights() {
                 .flat_map(|(key, format)| [format!("--{key}"), format.as_str().unwrap().into()])
                 .collect();
             let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-            // Several shards, so that some things lie in one and some in another.
+            // Several shards.
             let flags = [&flags[..], &["--shard-size", "60KiB"]].concat();
             let (dir, _) = converted(&model.dirs, &flags);
             assert_eq!(packed_crc(dir.path()), record["packed_crc32"], "{name}");
@@ -134,7 +133,7 @@ fn what_is_kept_gives_the_same_numbers_in_another_order() {
     }
 }
 
-/// The same container as another program may write it.
+/// The same container in a layout that another program may write.
 #[test]
 fn the_order_of_tensors_and_shards_changes_nothing() {
     for name in ["bf16-shared", "fp8-block", "container-mixed"] {
@@ -144,7 +143,7 @@ fn the_order_of_tensors_and_shards_changes_nothing() {
         let other = tempfile::tempdir().unwrap();
         let config = Path::new("config.json");
         fs::copy(dir.path().join(config), other.path().join(config)).unwrap();
-        // Backwards, and dealt out so that every expert straddles two files. Without stamps.
+        // In reverse order, with every expert in two files, and without stamps.
         let mut halves = [vec![], vec![]];
         for (i, tensor) in tensors(dir.path()).into_iter().rev().enumerate() {
             halves[i % 2].push(tensor);
@@ -245,7 +244,7 @@ fn a_dry_run_says_the_sizes_and_writes_nothing() {
     ] {
         assert_eq!(dry[key], said[key], "{key}");
     }
-    // Files beside the shards go along, and a second run has nothing to do.
+    // Other files are copied, and a second run does nothing.
     let tiny = Saved::named("tiny-text");
     let (dir, _) = converted(&tiny.dirs, &[]);
     for file in [
@@ -283,7 +282,7 @@ fn what_could_not_be_read_back_is_refused() {
         assert!(error.contains(part), "{error}");
     }
     assert!(!out.exists());
-    // A weight that is no number.
+    // A NaN weight.
     let broken = Broken::copy("bf16-shared");
     let name = "model.layers.1.mlp.experts.3.up_proj.weight";
     broken.change(name, |tensors, at| {
@@ -333,14 +332,13 @@ fn packed_matrices_are_rounded_again_only_with_a_warning() {
     );
 }
 
-/// What a flag makes of the weights as they are loaded or computed, and what `convert` writes for good, is the same: for each number
-/// of bits, `flag bits` on the model and `recipe` of its format.
+/// A flag quantises as `convert` does: for each number of bits, `flag bits` on the model equals `recipe` of its format.
 fn bits_are_what_convert_writes(name: &str, flag: &str, recipe: impl Fn(&str) -> Vec<&str>) {
     let model = Saved::named(name);
     let ids = model.ids("/prompt_ids");
     let packed = name == "int4-row";
     for (bits, format) in [("8", "int8"), ("4", "int4-g64"), ("2", "int2")] {
-        // What is packed stays as it is.
+        // Packed weights are unchanged.
         let recipe = if packed {
             KEEP.to_vec()
         } else {

@@ -1,4 +1,4 @@
-//! Conversions that end early, and directories that are not what they should be.
+//! Interrupted conversions, full disks and wrong directories.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::convert::{convert, shards};
 use crate::corrupt::Broken;
 use crate::process::{error_of, finish, json_of, stderr};
 
-/// Many shards: many moments to be killed at.
+/// Many shards, so that the kill comes at many points.
 const SMALL: [&str; 2] = ["--shard-size", "6KiB"];
 
 fn content(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
@@ -21,7 +21,7 @@ fn content(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     shards(dir).into_iter().map(read).collect()
 }
 
-/// What an undisturbed conversion writes.
+/// The files of an undisturbed conversion.
 fn undisturbed(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let dir = tempfile::tempdir().unwrap();
     let output = finish(convert(&Saved::named(name).dirs, dir.path(), &SMALL));
@@ -29,7 +29,7 @@ fn undisturbed(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     content(dir.path())
 }
 
-/// Runs it, and kills it as soon as there are `finished` shards.
+/// Runs a conversion and kills it after `finished` shards.
 fn kill_at(mut command: Command, out: &Path, finished: usize) {
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
@@ -37,7 +37,7 @@ fn kill_at(mut command: Command, out: &Path, finished: usize) {
     while child.try_wait().unwrap().is_none() {
         let enough = out.exists() && shards(out).len() >= finished;
         if enough || start.elapsed() > Duration::from_secs(20) {
-            // SIGKILL: it can do nothing about it.
+            // SIGKILL.
             child.kill().unwrap();
         }
         std::thread::yield_now();
@@ -57,7 +57,7 @@ fn what_was_killed_goes_on() {
             args.extend(delete.then_some("--delete-source"));
             for finished in [0, 1, whole.len() / 3, whole.len() / 2, whole.len() - 1] {
                 kill_at(convert(&dirs, out.path(), &args), out.path(), finished);
-                // Every file under a final name is whole, and whatever is left of the source is as it was.
+                // Every file under a final name is whole, and the remaining source is unchanged.
                 for file in content(out.path()) {
                     assert!(whole.contains(&file), "{name}: {:?}", file.0);
                 }
@@ -79,7 +79,7 @@ fn what_was_killed_goes_on() {
                 name.to_str().unwrap().ends_with(".part")
             });
             assert_eq!(hidden.count(), 0);
-            // With nothing of the source left there is nothing to do, and that is no error.
+            // Without any source file there is nothing to do, which is no error.
             let again = finish(convert(&dirs, out.path(), &args));
             assert!(again.status.success(), "{}", stderr(&again));
         }
@@ -119,7 +119,7 @@ fn other_options_or_another_source_are_refused() {
         assert!(error.contains(named), "{error}");
     }
     assert!(!removed.exists());
-    // A tensor more in a file of the source.
+    // One more tensor in a source file.
     let path = &shards(source.path())[0];
     let mut bytes = fs::read(path).unwrap();
     let at = bytes.iter().position(|b| *b == b'"').unwrap();
@@ -152,7 +152,7 @@ fn foreign_files_are_left_alone() {
     let dirs = [source.path().to_path_buf()];
     let error = error_of(&finish(convert(&dirs, &spelt, &["--delete-source"])));
     assert!(error.contains("directory of the checkpoint"), "{error}");
-    // Notes that somebody has edited.
+    // An edited state file.
     fs::remove_file(shard).unwrap();
     let notes = out.path().join(".convert.json");
     let text = fs::read_to_string(&notes).unwrap();
@@ -189,11 +189,11 @@ fn links_are_not_removed() {
     let error = error_of(&finish(convert(&dirs, &out, &["--delete-source"])));
     assert!(error.contains("is a link"), "{error}");
     assert_eq!(source.shards().len(), 3);
-    // Without removing anything they are as good as files.
+    // Without --delete-source links are accepted.
     assert!(finish(convert(&dirs, &out, &[])).status.success());
 }
 
-/// A small file system of its own; `None` where the tests may not mount one.
+/// A small file system in memory; `None` if the tests may not mount one.
 struct Mounted(tempfile::TempDir);
 
 impl Mounted {
@@ -234,7 +234,7 @@ fn a_disk_that_is_too_small_is_refused_with_numbers() {
 
 #[test]
 fn a_disk_that_is_full_in_the_middle_leaves_nothing_half_done() {
-    // As many bytes as one likes, and few files: full is full.
+    // Few inodes, many bytes: full as well.
     let Some(disk) = Mounted::new("size=50m,nr_inodes=16") else {
         return;
     };
@@ -251,7 +251,7 @@ fn a_disk_that_is_full_in_the_middle_leaves_nothing_half_done() {
             .into_iter()
             .all(|name| !name.to_str().unwrap().ends_with(".part"))
     );
-    // With room it goes on.
+    // With space it resumes.
     let remount = Command::new("mount")
         .args(["-o", "remount,nr_inodes=1000"])
         .arg(disk.0.path())
@@ -262,7 +262,7 @@ fn a_disk_that_is_full_in_the_middle_leaves_nothing_half_done() {
     }
 }
 
-/// Another model of the same shape: other weights, same header. Times and names stay as they are.
+/// Other weights under the same header, names and times.
 fn other_weights(path: &Path) {
     let modified = fs::metadata(path).unwrap().modified().unwrap();
     let mut bytes = fs::read(path).unwrap();

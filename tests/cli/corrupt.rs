@@ -1,4 +1,4 @@
-//! A copy of a fixture, to be broken.
+//! Copies a fixture to corrupt it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,6 @@ use tempfile::TempDir;
 use crate::common::Saved;
 use crate::process::{error_of, finish, on_model};
 
-/// One tensor of a shard.
 #[derive(Clone)]
 pub struct Tensor {
     pub name: String,
@@ -56,13 +55,13 @@ impl Shard {
     }
 }
 
-/// Header and data of a shard.
+/// Splits a shard into header and data.
 pub fn split(file: &[u8]) -> (&[u8], &[u8]) {
     let len = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     file[8..].split_at(len)
 }
 
-/// A shard of this header and data.
+/// Makes a shard of a header and data.
 pub fn join(header: &[u8], data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header, data].concat()
 }
@@ -74,7 +73,7 @@ pub fn kind(name: &str) -> String {
     words.join(".")
 }
 
-/// A pipe with a name: who opens it waits for a writer.
+/// Makes a named pipe, which blocks a reader until a writer opens it.
 pub fn mkfifo(path: &Path) {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
@@ -82,13 +81,13 @@ pub fn mkfifo(path: &Path) {
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
 }
 
-/// A model in a directory of its own.
+/// A model in a temporary directory.
 pub struct Broken {
     dir: TempDir,
 }
 
 impl Broken {
-    /// A copy of a fixture in one directory.
+    /// Copies a fixture into one directory.
     pub fn copy(name: &str) -> Broken {
         let dir = tempfile::tempdir().unwrap();
         for from in Saved::named(name).dirs {

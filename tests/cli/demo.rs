@@ -1,4 +1,4 @@
-//! The model that ships with the program: nothing is given, and text comes out.
+//! The demo model, which runs without any argument.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::pty::Terminal;
 
 const PROMPT: &str = "It is a truth universally acknowledged, that";
 
-/// Without a home of its own, with a cache in `cache`.
+/// Without a home directory, with a cache in `cache`.
 fn with_cache(cache: &Path, args: &[&str]) -> Command {
     let mut command = colibri();
     command.env("XDG_CACHE_HOME", cache).env("HOME", "/nowhere");
@@ -28,7 +28,7 @@ fn run(cache: &Path, args: &[&str]) -> Output {
     finish(with_cache(cache, args))
 }
 
-/// The one directory that was unpacked.
+/// The unpacked directory.
 fn unpacked(cache: &Path) -> PathBuf {
     let mut dirs = fs::read_dir(cache.join("colibri-uring")).unwrap();
     let dir = dirs.next().unwrap().unwrap().path();
@@ -36,7 +36,7 @@ fn unpacked(cache: &Path) -> PathBuf {
     dir
 }
 
-/// Name, inode, size and time of change of what is in a directory.
+/// Name, inode, size and change time of each entry in a directory.
 fn state(dir: &Path) -> Vec<(PathBuf, u64, u64, i64)> {
     let mut files: Vec<_> = fs::read_dir(dir)
         .unwrap()
@@ -75,7 +75,7 @@ fn no_argument_at_all_prints_text_and_a_second_run_unpacks_nothing() {
     assert_eq!(second.stdout, first.stdout);
 }
 
-/// The bar over the prompt takes its line away when it goes.
+/// The progress bar clears its line.
 #[test]
 fn the_prompt_is_shown_when_the_bar_is_gone() {
     let cache = tempfile::tempdir().unwrap();
@@ -210,7 +210,7 @@ fn a_model_from_the_environment_comes_first_and_needs_a_prompt() {
     assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0);
 }
 
-/// Whatever ends the program, nothing of a temporary model is left.
+/// A temporary model is removed, however the program ends.
 #[test]
 fn a_signal_leaves_no_temporary_directory() {
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
@@ -228,7 +228,7 @@ fn a_signal_leaves_no_temporary_directory() {
             typed.write_all(b"Hello\n").unwrap();
             let awaited = match answered {
                 true => " tokens read in ",
-                // It is unpacked, and is going to be loaded.
+                // Unpacked, and about to load.
                 false => "this is the demo model",
             };
             assert!(said.any(|line| line.unwrap().contains(awaited)));
@@ -236,7 +236,7 @@ fn a_signal_leaves_no_temporary_directory() {
             // SAFETY: a system call on integers; the child has not been waited for, so its id is its own.
             let kill = |id: u32| unsafe { libc::kill(id as i32, signal) };
             assert_eq!(kill(child.id()), 0);
-            // The first one may find that the answer is about to begin or to end.
+            // The first signal may come just before or after the answer.
             while child.try_wait().unwrap().is_none() {
                 std::thread::sleep(Duration::from_millis(50));
                 kill(child.id());
@@ -249,7 +249,7 @@ fn a_signal_leaves_no_temporary_directory() {
             );
         }
     }
-    // Nor does an end that `main` does not return from.
+    // Nor does an exit from within the signal thread.
     let temporary = TempDir::new().unwrap();
     let mut command = colibri();
     command

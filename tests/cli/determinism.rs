@@ -110,7 +110,7 @@ fn settings() {
     }
 }
 
-/// The history of earlier runs decides what is kept in memory.
+/// The usage history decides which experts are pinned.
 #[test]
 fn history_and_pins() {
     for name in ["bf16-shared", "f16-long", "container-mixed"] {
@@ -118,7 +118,7 @@ fn history_and_pins() {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         for entry in std::fs::read_dir(&shipped.dirs[0]).unwrap() {
             let path = entry.unwrap().path();
-            // The history of somebody who tried the fixture is not part of it.
+            // Another run on the fixture may have left a history.
             if path.extension().is_some() {
                 std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
             }
@@ -149,7 +149,7 @@ fn history_and_pins() {
             let (logits, tokens, stats) = numbers(&model, settings, with_history);
             assert!(logits == expected.0, "{name} {settings:?}");
             assert_eq!(tokens, expected.1, "{name} {settings:?}");
-            // Before it, the same settings have scored.
+            // The first run scored with the same settings.
             assert_eq!(stats["usage_runs"], 2 * run + 1);
             let pinned = stats["pinned"].as_u64().unwrap();
             assert_eq!(pinned > 0, !settings.contains(&"0"), "{name} {settings:?}");
@@ -171,7 +171,7 @@ fn io_uring_denied() {
             assert!(logits == expected.0, "{}", model.name);
             assert_eq!(tokens, expected.1);
             assert_eq!(stats["engine"], "pread");
-            // Who did not choose is told, who chose pread is not, and who insists on io_uring is refused.
+            // auto warns, pread does not, and uring fails.
             let said = |settings| {
                 let mut command = decode(&model, settings);
                 denied(&mut command);

@@ -1,4 +1,4 @@
-//! A config, a tokenizer or a prompt that is wrong: one line, exit 1.
+//! Wrong configs, tokenizers, templates and prompts: one error line and exit code 1.
 
 use std::fs;
 
@@ -10,161 +10,67 @@ use crate::process::{error_of, error_or_json, finish, json_of, on_model, stderr}
 const MODEL: &str = "bf16-shared";
 
 #[test]
-fn a_config_that_is_no_config() {
+fn a_config_that_is_not_json() {
     let model = Broken::copy(MODEL);
     let deep = format!("{{\"a\":{}", "[".repeat(1_000_000));
     let large = format!("{{\"a\":\"{}\"}}", "x".repeat(20 << 20));
-    let texts = [
-        "",
-        "{",
-        "[]",
-        "null",
-        "7",
-        "\"glm\"",
-        "{\"vocab_size\":NaN}",
-        "{\"vocab_size\":1e999}",
-        "\u{feff}{}",
-        &deep,
-        &large,
-    ];
-    for name in ["config.json", "generation_config.json"] {
-        for text in texts {
-            fs::write(model.file(name), text).unwrap();
-            let error = model.refused();
-            assert!(error.contains(name), "{error}");
-            assert!(error.len() < 1000, "{error:.200}");
-        }
-        fs::write(model.file(name), [0xff, 0xfe, b'{', b'}']).unwrap();
-        assert!(model.refused().contains(name));
-        fs::remove_file(model.file(name)).unwrap();
-        if name == "config.json" {
-            assert!(model.refused().contains("config.json"));
-            let good = Broken::copy(MODEL);
-            fs::copy(good.file(name), model.file(name)).unwrap();
-        }
+    for text in ["{", "\u{feff}{}", &deep, &large] {
+        fs::write(model.file("config.json"), text).unwrap();
+        let error = model.refused();
+        assert!(error.contains("config.json"), "{error}");
+        assert!(error.len() < 1000, "{error:.200}");
     }
+    fs::write(model.file("config.json"), [0xff, 0xfe, b'{', b'}']).unwrap();
+    assert!(model.refused().contains("config.json"));
+    fs::remove_file(model.file("config.json")).unwrap();
+    assert!(model.refused().contains("config.json"));
+    let model = Broken::copy(MODEL);
+    fs::write(model.file("generation_config.json"), "[]").unwrap();
+    assert!(model.refused().contains("generation_config.json"));
+    fs::remove_file(model.file("generation_config.json")).unwrap();
     mkfifo(&model.file("generation_config.json"));
     assert!(model.refused().contains("generation_config.json"));
 }
 
-/// Keys without a default.
-const REQUIRED: [&str; 14] = [
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "moe_intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-];
-
-fn refused_with(key: &str, value: Option<Value>) {
-    let model = Broken::copy(MODEL);
-    let mut config = model.config();
-    let shown = format!("{key} = {value:?}");
-    match value {
-        Some(value) => drop(config.insert(key.to_owned(), value)),
-        None => drop(config.remove(key)),
-    }
-    model.set_config(&config);
-    let error = error_of(&finish(model.decode()));
-    let named = error.contains("config.json") && error.contains(key);
-    assert!(named, "{shown}: {error}");
-}
-
+/// The unit tests of the config have the messages, and more values.
 #[test]
-fn a_dimension_that_cannot_be() {
-    for key in REQUIRED {
-        refused_with(key, None);
-        for value in [json!(null), json!([4]), json!({}), json!(true), json!(1.5)] {
-            refused_with(key, Some(value));
-        }
-        for value in [
-            json!(-1),
-            json!(0),
-            json!(1e18),
-            json!(1u64 << 60),
-            json!(1e300),
-        ] {
-            refused_with(key, Some(value));
-        }
-        if key != "model_type" {
-            refused_with(key, Some(json!("8")));
-        }
-    }
-}
-
-#[test]
-fn what_is_not_implemented_is_refused_by_name() {
+fn a_value_that_is_not_supported_is_refused_by_name() {
     for (key, value) in [
+        ("hidden_size", json!(null)),
+        ("vocab_size", json!(1u64 << 60)),
+        ("num_attention_heads", json!([4])),
         ("model_type", json!("llama")),
-        ("hidden_act", json!("gelu")),
         ("hidden_act", json!(7)),
-        ("n_group", json!(2)),
-        ("topk_group", json!(2)),
-        ("rope_scaling", json!({"type": "yarn", "factor": 4.0})),
-        ("rope_scaling", json!({"rope_type": "linear", "factor": 2})),
         ("rope_scaling", json!("yarn")),
-        (
-            "rope_parameters",
-            json!({"rope_type": "yarn", "rope_theta": 1e4}),
-        ),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 2})),
         ("rope_parameters", json!({"rope_type": 3})),
-        ("rope_parameters", json!({"rope_theta": -1})),
-        ("rope_parameters", json!({"rope_theta": 0})),
         ("rope_parameters", json!({"rope_theta": "1e4"})),
-        ("rope_parameters", json!([])),
-        ("num_key_value_heads", json!(1)),
-        ("num_experts_per_tok", json!(10)),
-        ("qk_rope_head_dim", json!(5)),
-        ("eos_token_id", json!("1")),
-        ("eos_token_id", json!(-1)),
-        ("eos_token_id", json!([1, "7"])),
         ("eos_token_id", json!([[1]])),
-        ("eos_token_id", json!(1.5)),
-        ("eos_token_id", json!({})),
         ("eos_token_id", json!(1e18)),
-        ("rms_norm_eps", json!(-1)),
-        ("rms_norm_eps", json!("1e-5")),
         ("rms_norm_eps", json!(1e18)),
         ("routed_scaling_factor", json!(-1)),
-        ("routed_scaling_factor", json!(1e18)),
-        ("norm_topk_prob", json!(1)),
         ("tie_word_embeddings", json!("yes")),
         ("attention_bias", json!([])),
         ("indexer_types", json!(["full"])),
-        (
-            "indexer_types",
-            json!(["shared", "full", "full", "full", "full"]),
-        ),
-        (
-            "indexer_types",
-            json!(["full", "half", "full", "full", "full"]),
-        ),
         ("indexer_types", json!("FSSFS")),
-        ("indexer_types", json!([1, 2, 3, 4, 5])),
-        ("mlp_layer_types", json!(["sparse"])),
         ("mlp_layer_types", json!({})),
         ("index_topk", json!(-1)),
-        ("index_topk", json!("9")),
         ("index_n_heads", json!(0)),
-        ("index_head_dim", json!(0)),
-        ("index_head_dim", json!(1e18)),
         ("index_head_dim", json!("14")),
         ("first_k_dense_replace", json!(-1)),
     ] {
-        refused_with(key, Some(value));
+        let model = Broken::copy(MODEL);
+        let mut config = model.config();
+        let shown = format!("{key} = {value}");
+        config.insert(key.to_owned(), value);
+        model.set_config(&config);
+        let error = error_of(&finish(model.decode()));
+        let named = error.contains("config.json") && error.contains(key);
+        assert!(named, "{shown}: {error}");
     }
 }
 
-/// Whatever a key holds, the run ends as it should: with a result, or with one line.
+/// Any value of any key ends the run with a result or one error line.
 #[test]
 fn any_value_of_any_key() {
     let model = Broken::copy(MODEL);
@@ -214,7 +120,7 @@ fn a_stop_token_outside_the_vocabulary_never_comes() {
 }
 
 #[test]
-fn a_prompt_that_cannot_be() {
+fn wrong_prompts() {
     let model = Broken::copy(MODEL);
     for ids in ["131", "1,4294967295"] {
         for (command, flag) in [("decode", "--prompt-ids"), ("score", "--ids")] {
@@ -222,26 +128,16 @@ fn a_prompt_that_cannot_be() {
             assert!(error.contains("outside the vocabulary"), "{error}");
         }
     }
-    for (ids, says) in [
-        ("", "no token id"),
-        ("4294967296", "is no token id"),
-        ("-1", "'-1'"),
-        ("1,,2", "token id 2 is missing"),
-        ("1,2,", "token id 3 is missing"),
-    ] {
-        let output = finish(model.run("decode", &["--prompt-ids", ids]));
-        assert_eq!(output.status.code(), Some(2), "{ids}");
-        assert!(stderr(&output).contains(says), "{}", stderr(&output));
+    for (command, flag) in [("decode", "--prompt-ids"), ("score", "--ids")] {
+        let output = finish(model.run(command, &[flag, "1,,2"]));
+        assert_eq!(output.status.code(), Some(2));
+        let said = stderr(&output);
+        assert!(said.contains("token id 2 is missing"), "{said}");
     }
-    assert_eq!(
-        finish(model.run("score", &["--ids", ""])).status.code(),
-        Some(2)
-    );
     let none = ["--prompt-ids", "1", "-n", "0", "--json"];
     let report = json_of(&finish(model.run("decode", &none)));
     assert_eq!(report["token_ids"], json!([]));
     assert_eq!(report["finish_reason"], "length");
-    // More than can be counted, and more than the model was made for.
     for n in ["18446744073709551615", "1000000000000000"] {
         let error = error_of(&finish(
             model.run("decode", &["--prompt-ids", "1", "-n", n]),
@@ -259,7 +155,7 @@ fn a_prompt_that_cannot_be() {
 }
 
 #[test]
-fn a_tokenizer_that_is_none() {
+fn a_wrong_tokenizer() {
     let model = Broken::copy("tiny-text");
     let path = model.file("tokenizer.json");
     let good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -328,7 +224,7 @@ fn a_path_that_is_not_utf8_is_still_shown() {
 }
 
 #[test]
-fn any_number_of_guesses_is_as_good_as_all() {
+fn any_lookahead_gives_the_same_tokens() {
     let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-text");
     let ids = |lookahead| {
         let args = [
@@ -371,9 +267,10 @@ fn a_prompt_without_end_is_refused() {
     assert!(error.contains("longer than"), "{error}");
 }
 
-/// A template is somebody else's program: it makes a text, or there is one line that names it. It neither crashes nor hangs.
+/// A template gives a text or one error line that names it. It neither crashes nor hangs. The unit tests have templates that
+/// the engine itself stops.
 #[test]
-fn whatever_a_template_does() {
+fn a_hostile_template() {
     let model = Broken::copy("chat");
     let name = "chat_template.jinja";
     let with = |template: &str| {
@@ -385,8 +282,6 @@ fn whatever_a_template_does() {
         "{% set ns = namespace() %}{% set ns.x = ns %}{% set m = namespace() %}{% set m.x = m %}";
     for (end, says) in [
         ("{{ ns }}", "contains itself"),
-        ("{{ [ns] }}", "contains itself"),
-        ("{{ ns | tojson }}", "too large"),
         ("{{ ns ~ '' }}", "was stopped"),
         ("{{ ns | string }}", "was stopped"),
         ("{{ ns == m }}", "was stopped"),
@@ -429,9 +324,9 @@ fn whatever_a_template_does() {
     }
 }
 
-/// Large templates are real: with many tools, and much prose.
+/// Templates with many tools are large.
 #[test]
-fn a_large_template_is_no_attack() {
+fn a_large_template_is_accepted() {
     let model = Broken::copy("chat");
     let tool = "{%- set ns.n = ns.n + 1 -%}{%- if messages | length > 1000 -%}{{ 'never' ~ ns.n }} prose, at some length{%- endif -%}\n";
     let template = format!(
@@ -444,36 +339,4 @@ fn a_large_template_is_no_attack() {
         json_of(&finish(model.run("decode", &args)))["prompt_ids"].clone()
     };
     assert_eq!(run(&["--chat"]), run(&[]));
-}
-
-#[test]
-fn a_model_that_is_not_there() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let nowhere = std::path::Path::new("/nowhere/GLM-5.2");
-    for (command, args) in [
-        ("decode", &["--prompt", "a"][..]),
-        ("chat", &[]),
-        ("score", &["--ids", "1"]),
-        ("plan", &[]),
-        ("simulate", &["--device", "1GiB/s"]),
-        ("inspect", &[]),
-        ("profile", &[]),
-    ] {
-        for (dir, why) in [
-            (nowhere, "there is none"),
-            (file.path(), "it is no directory"),
-        ] {
-            let error = error_of(&finish(on_model(command, &[dir.to_path_buf()], args)));
-            let shown = dir.display().to_string();
-            for part in [
-                &shown,
-                why,
-                "config.json",
-                "*.safetensors",
-                "tokenizer.json",
-            ] {
-                assert!(error.contains(part), "{command}: {error}");
-            }
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! `decode --kv`: a text that is continued in another process is the text of one process, and only what is new is computed.
+//! `decode --kv`: a text continued in another process equals the text of one process, and only its new part is computed.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::corrupt::Broken;
 use crate::process::{error_of, finish, json_of, list, on_model, stderr};
 use crate::signals;
 
-/// A file in a directory of its own.
+/// A file in a temporary directory.
 pub struct Talk {
     dir: TempDir,
 }
@@ -100,7 +100,7 @@ fn an_appended_text_is_the_text_of_one_run() {
             let report = talk.report(&model, &go_on);
             let text = [&prompt[..], &found].concat();
             assert_eq!(ids(&report["prompt_ids"]), text, "{name}");
-            // Nobody has computed what comes after the last token.
+            // The logits after the last token are not saved.
             assert_eq!(counts(&report), (text.len() as u64 - 1, 1), "{name}");
             assert_eq!(report["stats"]["kv"]["dropped_tokens"], 0);
             found.extend(ids(&report["token_ids"]));
@@ -142,7 +142,7 @@ fn a_text_that_is_sent_whole_computes_what_is_new() {
             assert_eq!(counts(&with), expected, "{name} {prompt:?}");
             let dropped = known.len() - common;
             assert_eq!(with["stats"]["kv"]["dropped_tokens"], dropped);
-            // Who loses most of a text may have meant something else.
+            // A run that drops most of a text warns.
             let warned = stderr(&output).contains("--kv-append");
             assert_eq!(warned, dropped > common, "{}", stderr(&output));
             known = [prompt, &ids(&with["token_ids"])].concat();
@@ -167,7 +167,7 @@ fn a_prompt_comes_after_what_is_there() {
     let whole = ["--prompt-ids", &text, "-n", "3", "--json"];
     let whole = json_of(&finish(on_model("decode", &model.dirs, &whole)));
     assert_eq!(second["token_ids"], whole["token_ids"]);
-    // For people it is one line more.
+    // Without --json the summary has one more part.
     let path = talk.path();
     let args = ["--kv-append", "-n", "2", "--kv", path.to_str().unwrap()];
     let output = finish(on_model("decode", &model.dirs, &args));
@@ -216,11 +216,11 @@ fn ctrl_c_keeps_what_is_complete() {
     let (code, ..) = signals::end(child);
     reader.join().unwrap();
     assert_eq!(code, Some(130));
-    assert!(kept_of_endless(&model, &talk) > 8);
+    assert!(saved_of_endless(&model, &talk) > 8);
 }
 
-/// Goes on with what is kept of the text after 3,4,5, as one run would have, and says how many tokens were kept.
-fn kept_of_endless(model: &Broken, talk: &Talk) -> usize {
+/// Continues the saved text after 3,4,5 as one run would have. Returns how many tokens were saved.
+fn saved_of_endless(model: &Broken, talk: &Talk) -> usize {
     let path = talk.path();
     let kv = ["--kv", path.to_str().unwrap(), "--kv-append"];
     let go_on = model.run("decode", &[&kv[..], &["-n", "8", "--json"]].concat());
@@ -235,7 +235,7 @@ fn kept_of_endless(model: &Broken, talk: &Talk) -> usize {
     text.len()
 }
 
-/// Like `| head -c 10`: it ends quietly, and what was generated is kept.
+/// Like `| head -c 10`: it ends quietly, and the generated text is saved.
 #[test]
 fn a_reader_that_has_seen_enough() {
     let model = signals::endless();
@@ -256,10 +256,10 @@ fn a_reader_that_has_seen_enough() {
         .unwrap();
     let (code, _, said) = signals::end(child);
     assert_eq!((code, said.as_str()), (Some(0), ""));
-    assert!(kept_of_endless(&model, &talk) > 5);
+    assert!(saved_of_endless(&model, &talk) > 5);
 }
 
-/// The error is about the standard output, and what was generated is kept.
+/// The error is about the standard output, and the generated text is saved.
 #[test]
 fn an_output_that_is_full() {
     let model = signals::endless();
@@ -277,13 +277,13 @@ fn an_output_that_is_full() {
         assert_eq!(code, Some(1), "{said}");
         assert!(said.contains("standard output: No space left"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
-        let kept = kept_of_endless(&model, &talk);
+        let saved = saved_of_endless(&model, &talk);
         let expected = [("100000", 4), ("0", 3), ("20", 23)];
-        assert!(expected.contains(&(n, kept)), "{n} {kept}");
+        assert!(expected.contains(&(n, saved)), "{n} {saved}");
     }
 }
 
-/// Of a prompt that is interrupted, slices that are complete stay if the prompt is a whole text.
+/// An interrupted prompt keeps its complete slices, if the prompt is the whole text.
 #[test]
 fn ctrl_c_within_a_prompt() {
     let model = signals::endless();
@@ -334,7 +334,7 @@ fn killed_at_any_moment_it_goes_on_from_a_whole_turn() {
         child.wait().unwrap();
         let report = talk.report(&model, &["--kv-append", "-n", "1"]);
         let now = ids(&report["prompt_ids"]);
-        // The turn that was killed is there or is not.
+        // The killed turn is saved completely or not at all.
         let added = &now[text.len()..];
         assert_eq!(now[..text.len()], text);
         assert!(
@@ -349,7 +349,7 @@ fn killed_at_any_moment_it_goes_on_from_a_whole_turn() {
     }
 }
 
-/// Drafts change no token, and with or without them a text goes on in the same file.
+/// Drafts change no token, and a file continues with or without them.
 #[test]
 fn drafts_come_and_go() {
     let model = Saved::named("mtp-agrees");

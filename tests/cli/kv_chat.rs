@@ -1,4 +1,4 @@
-//! `chat --kv`: a conversation that goes on in another process is the conversation of one process.
+//! `chat --kv`: a conversation continued in another process equals the conversation of one process.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -10,14 +10,14 @@ use crate::process::{error_of, finish, on_model, stderr};
 use crate::pty::Terminal;
 use crate::signals;
 
-/// A model that says the same to the same, in so many tokens.
+/// A deterministic chat of 5 tokens per answer.
 fn chat(talk: &Talk, args: &[&str]) -> Command {
     let path = talk.path();
-    let kept = ["--raw", "-n", "5", "--kv", path.to_str().unwrap()];
+    let flags = ["--raw", "-n", "5", "--kv", path.to_str().unwrap()];
     on_model(
         "chat",
         &Saved::named("tiny-text").dirs,
-        &[&kept, args].concat(),
+        &[&flags, args].concat(),
     )
 }
 
@@ -78,7 +78,7 @@ fn a_reset_forgets_what_is_kept() {
     let again = fed(chat(&talk, &[]), MESSAGES[0]);
     assert!(!stderr(&again).contains("going on"));
     assert_eq!((text(&again), read(&again)), (text(&first), read(&first)));
-    // So does the flag, which leaves the file until there is an answer.
+    // --kv-reset does too, and leaves the file until the first answer.
     let before = talk.bytes();
     fed(chat(&talk, &["--kv-reset"]), "");
     assert!(talk.bytes() == before);
@@ -86,7 +86,7 @@ fn a_reset_forgets_what_is_kept() {
     assert_eq!((text(&reset), read(&reset)), (text(&first), read(&first)));
 }
 
-/// What was said is kept also when it could not be printed.
+/// An answer is saved even if printing it failed.
 #[test]
 fn an_answer_that_cannot_be_printed_is_kept() {
     let talk = Talk::new();
@@ -173,7 +173,7 @@ fn a_context_that_is_too_small_for_what_is_kept() {
     assert!(talk.bytes() == before);
 }
 
-/// A script that does not ask for it gets the same answers each time, and leaves nothing behind.
+/// A script without --kv gets the same answers each time, and writes nothing.
 #[test]
 fn scripts_keep_nothing_unasked() {
     let state = tempfile::tempdir().unwrap();
@@ -188,7 +188,7 @@ fn scripts_keep_nothing_unasked() {
     assert_eq!(std::fs::read_dir(state.path()).unwrap().count(), 0);
 }
 
-/// A person who asks for nothing finds the conversation again, in the state directory.
+/// At a terminal the conversation is saved in the state directory by default.
 #[test]
 fn at_a_terminal_it_is_kept_unasked() {
     let state = tempfile::tempdir().unwrap();
@@ -205,7 +205,7 @@ fn at_a_terminal_it_is_kept_unasked() {
     terminal.write("The hummingbird\r");
     terminal.expect("[3 tokens, ");
     terminal.expect("> ");
-    // Another one at the same time does without.
+    // A second chat at the same time saves nothing.
     let mut second = start();
     second.expect("the conversation is not kept");
     second.expect("> ");

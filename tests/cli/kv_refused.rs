@@ -1,4 +1,4 @@
-//! KV files that cannot be used, and disks that are full: one line that says what to do, and nothing is lost.
+//! Unusable KV files and full disks: one line that says what to do, and no data loss.
 
 use std::fs;
 use std::io::Write;
@@ -26,7 +26,7 @@ fn begun() -> Talk {
     talk
 }
 
-/// The one line with which the file is refused, and left as it is.
+/// The error line of a run that refuses the file and leaves it unchanged.
 #[track_caller]
 fn refused(talk: &Talk, model: &Saved, args: &[&str]) -> String {
     let before = talk.bytes();
@@ -59,7 +59,7 @@ fn other_models_and_other_settings() {
             "{line}"
         );
     }
-    // The same shapes, and one other weight.
+    // The same shapes with one different weight.
     let changed = Broken::copy("bf16-shared");
     changed.change("model.norm.weight", |tensors, at| tensors[at].data[0] ^= 1);
     let same_shape = Saved {
@@ -71,7 +71,7 @@ fn other_models_and_other_settings() {
         line.contains("weights differ") || line.contains("shards differ"),
         "{line}"
     );
-    // A copy elsewhere is the same model, and what changes no number is no reason.
+    // A copy of the model is accepted, and so are settings that change no number.
     let copy = Broken::copy("bf16-shared");
     let mut config = copy.config();
     config.insert("max_position_embeddings".to_owned(), json!(100));
@@ -142,7 +142,7 @@ fn damage_and_what_is_no_kv_file() {
     assert_eq!(fs::read_dir(talk.dir()).unwrap().count(), 0);
 }
 
-/// Somebody has made it with `touch` or `mktemp`.
+/// As `touch` and `mktemp` make it.
 #[test]
 fn an_empty_file_is_as_none() {
     for args in [&PROMPT[..], &[&PROMPT[..], &["--kv-reset"]].concat()] {
@@ -188,7 +188,7 @@ fn only_the_owner_may_read_it() {
     assert!(!line.contains(".kv-"), "{line}");
 }
 
-/// A new file is made beside the old one, in a directory that nobody may write. The error names the file that the user has named.
+/// The temporary file would be in a directory that is not writable. The error names the file of --kv.
 #[test]
 fn a_directory_that_is_not_to_be_written() {
     let talk = begun();
@@ -205,7 +205,7 @@ fn a_directory_that_is_not_to_be_written() {
     assert!(talk.bytes() == before);
 }
 
-/// The text is printed, the summary claims nothing, and the error says what was not saved and why.
+/// The text is printed, the summary does not claim that it was saved, and the error says why it was not.
 #[track_caller]
 fn not_saved(output: &Output, why: &str) {
     let said = stderr(output);
@@ -227,7 +227,7 @@ fn not_saved(output: &Output, why: &str) {
     );
 }
 
-/// A limit on the length of files stands for the full disk. What was generated is told all the same.
+/// A limit on the length of files stands for the full disk. The generated text is still printed.
 #[test]
 fn a_full_disk_loses_nothing() {
     let talk = begun();
@@ -266,12 +266,12 @@ fn a_full_disk_loses_nothing() {
     assert_eq!(report["stats"]["kv"]["saved"], true);
 }
 
-/// The experts become bad while it waits for its prompt. Nothing of that is computed, and what was kept stays.
+/// The experts become corrupt while the run waits for its prompt. The saved text is unchanged.
 #[test]
 fn a_prompt_that_fails_takes_nothing_away() {
     const EXPERT: &str = "model.layers.1.mlp.experts.0.down_proj.weight";
     let model = Broken::copy("tiny-text");
-    // Written once before, so that tensors keep their places.
+    // Write it once first, so that the tensors keep their offsets.
     model.change(EXPERT, |_, _| ());
     let talk = Talk::new();
     let path = talk.path();

@@ -1,4 +1,4 @@
-//! Long contexts: prompts in slices, memory that was planned for them, and the end that the model's config sets.
+//! Long contexts: prompts in slices, their memory plan, and the limit of config.json.
 
 use serde_json::Value;
 
@@ -36,7 +36,7 @@ fn a_long_prompt_in_slices() {
         assert!(peak <= planned(slice), "{slice:?}: {peak}");
         assert_eq!(decoded["stats"]["prefilled_tokens"], 1000);
         results.push((scored, decoded["token_ids"].clone()));
-        // Kept, and opened again.
+        // Saved and restored.
         let talk = Talk::new();
         let args = [&decode[..], &["--ram", "96MiB"]].concat();
         for reused in [0, 999] {

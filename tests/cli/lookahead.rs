@@ -1,4 +1,4 @@
-//! Looking ahead, as a script sees it: the record of guesses, and the routing that can be kept.
+//! `--lookahead`: the prefetch statistics, and the file of --save-routing.
 
 use serde_json::Value;
 
@@ -84,7 +84,7 @@ fn a_routing_file_that_cannot_be_written_is_one_error() {
         error,
         "error: cannot write /nowhere/routing.jsonl: No such file or directory (os error 2)\n"
     );
-    // It fills up while the tokens are printed, which are not lost.
+    // The disk fills up during the run. The tokens are printed anyway.
     let output = decode(&["--save-routing", "/dev/full"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(!output.stdout.is_empty());

@@ -1,5 +1,7 @@
-//! The binary as a user or a script meets it: exit codes, one error line, one JSON object, the reference's numbers.
+//! Tests the binary: exit codes, one error line, one JSON object, the reference's numbers.
 
+#[path = "../common/child.rs"]
+mod child;
 #[path = "../common/mod.rs"]
 mod common;
 
@@ -10,6 +12,7 @@ mod corrupt;
 mod decode;
 mod demo;
 mod determinism;
+mod help;
 mod hostile_shards;
 mod hostile_text;
 mod kv;
@@ -19,7 +22,6 @@ mod long_context;
 mod lookahead;
 mod manual;
 mod mtp;
-mod output_errors;
 mod plan;
 mod process;
 mod profile;

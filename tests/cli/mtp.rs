@@ -1,4 +1,4 @@
-//! `--mtp`: the same text, whatever is drafted.
+//! `--mtp`: drafts change no token.
 
 use std::path::PathBuf;
 use std::process::Output;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::common::{self, Saved};
 use crate::corrupt::Broken;
-use crate::process::{colibri, error_of, finish, json_of, list, on_model, stderr};
+use crate::process::{error_of, finish, json_of, list, on_model, stderr};
 
 fn run(model: &Saved, args: &[&str]) -> Output {
     let ids = list(&model.ids("/prompt_ids"));
@@ -121,7 +121,7 @@ fn a_layer_that_is_not_complete_is_left_out_or_refused() {
             assert!(error.contains(name), "{error}");
         }
     }
-    // One that was never there is nothing to speak of, unless it is asked for.
+    // A missing layer is an error only if --mtp asks for drafts.
     let without = Saved::named("bf16-shared");
     let report = decoded(&without, &["-n", "3"]);
     assert_eq!(report["stats"]["mtp"]["state"], "absent");
@@ -129,7 +129,7 @@ fn a_layer_that_is_not_complete_is_left_out_or_refused() {
     assert!(error.contains("eh_proj.weight is missing"), "{error}");
 }
 
-/// A number of the layer that makes all others meaningless is found when it is loaded.
+/// A NaN in the layer is found at load.
 #[test]
 fn a_layer_that_cannot_be_loaded_is_left_out_or_refused() {
     let saved = Saved::named("mtp-container");
@@ -163,14 +163,14 @@ fn a_layer_that_cannot_be_loaded_is_left_out_or_refused() {
     assert!(error.contains(name) && !error.contains("drafts"), "{error}");
 }
 
-/// Makes the first number of a tensor none.
+/// Makes the first number of a tensor a NaN.
 fn spoil(model: &Broken, name: &str) {
     model.change(name, |tensors, at| {
         tensors[at].data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
     });
 }
 
-/// Experts of the layer are read when something is drafted. Then there are no more drafts, and nothing else changes.
+/// The layer's experts fail when the first draft reads them. Then drafts end, and nothing else changes.
 #[test]
 fn experts_of_the_layer_that_cannot_be_used_end_the_drafts() {
     let saved = Saved::named("mtp-container");
@@ -180,7 +180,7 @@ fn experts_of_the_layer_that_cannot_be_used_end_the_drafts() {
         spoil(&broken, &name);
     }
     let short = list(&saved.ids("/prompt_ids"));
-    // So many tokens that the layer has to be taken along before anything is drafted.
+    // A prompt so long that the layer computes it in a pass before the first draft.
     let long = vec!["7"; 400].join(",");
     for (prompt, n, modes) in [(&short, "40", ["auto", "2"]), (&long, "3", ["auto", "1"])] {
         let run = |dirs: &[PathBuf], mode| {
@@ -244,7 +244,7 @@ fn the_plan_has_the_layer_where_it_is_used_and_fits() {
         assert!(of(&["--ram", "1GiB", "--mtp", "2"], key) > off, "{key}");
     }
     assert_eq!(of(&["--ram", "1GiB", "--mtp", "off"], "drafts_bytes"), 0);
-    // Exactly enough without it.
+    // Exactly enough without the layer.
     let total = of(&["--ram", "1GiB", "--mtp", "off"], "total_bytes").to_string();
     let ram = ["--ram", &format!("{total}B")];
     assert_eq!(of(&ram, "drafts_bytes"), 0);
@@ -271,14 +271,10 @@ fn one_history_serves_with_and_without_drafts() {
 }
 
 #[test]
-fn modes_that_are_none_are_wrong_usage() {
+fn an_unknown_mode_is_wrong_usage() {
     for mode in ["on", "17", "-1", ""] {
         let args = ["--prompt-ids", "3", "--mtp", mode];
         let output = finish(on_model("decode", &Saved::named("mtp-agrees").dirs, &args));
         assert_eq!(output.status.code(), Some(2), "{mode}");
     }
-    let mut help = colibri();
-    help.args(["decode", "--help"]);
-    let output = finish(help);
-    assert!(String::from_utf8_lossy(&output.stdout).contains("COLIBRI_MTP"));
 }

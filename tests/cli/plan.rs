@@ -1,4 +1,4 @@
-//! `plan`: every term of the memory that a model takes, and whether it fits.
+//! `plan`: the itemised memory estimate, and whether it fits.
 
 use std::path::PathBuf;
 
@@ -43,7 +43,7 @@ fn sum(plan: &Value) -> u64 {
     TERMS.iter().map(|key| bytes(plan, key)).sum()
 }
 
-/// What is kept is said with what there is.
+/// The cache is printed as slots of all experts.
 #[test]
 fn experts_that_are_kept_are_so_many_of_all() {
     let plan = plan(&["--cache-slots", "2"]);
@@ -52,8 +52,8 @@ fn experts_that_are_kept_are_so_many_of_all() {
     let args = ["--cache-slots", "2"];
     let printed = finish(on_model("plan", &model(), &args));
     let printed = String::from_utf8(printed.stdout).unwrap();
-    let kept = format!("2 of {all} experts kept in each layer");
-    assert!(printed.contains(&kept), "{printed}");
+    let slots = format!("2 of {all} experts kept in each layer");
+    assert!(printed.contains(&slots), "{printed}");
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn the_terms_add_up_and_fit() {
     assert_eq!(sum(&plan), bytes(&plan, "total_bytes"));
     assert_eq!(bytes(&plan, "budget_bytes"), 1 << 30);
     assert!(bytes(&plan, "total_bytes") <= 1 << 30);
-    // What the machine has is told whatever the budget.
+    // The machine's memory is printed with any budget.
     assert!(bytes(&plan, "mem_available_bytes") <= bytes(&plan, "mem_total_bytes"));
 }
 
@@ -123,7 +123,7 @@ fn what_does_not_fit_is_told_with_every_term() {
     }
 }
 
-/// What is said to be enough is.
+/// The memory that an error names is enough.
 #[test]
 fn what_does_not_fit_says_what_would() {
     let record: &[&str] = &["--record"];
@@ -189,11 +189,11 @@ fn a_record_is_planned_for() {
     let full = record(&["--ram", "4GiB", "--record"]);
     assert!(full > 0 && full < 128 << 20, "{full}");
     assert_eq!(full, record(&["--ram", "16GiB", "--record"]));
-    // A small budget keeps its memory for the experts.
+    // A small budget leaves its memory to the experts.
     assert_eq!(record(&["--ram", "64MiB", "--record"]), 4 << 20);
 }
 
-/// Decoding stays within what was planned for it.
+/// Decoding stays within its plan.
 #[test]
 fn a_run_stays_within_its_plan() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Runs the binary, and says what became of it.
+//! Runs the binary and checks how it ends.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -6,16 +6,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Nothing on a fixture takes as long, so that what does hangs.
+use crate::child;
+
+/// A run on a fixture that takes longer hangs.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The binary, in an environment that configures nothing but that fixtures, and the home directory, stay as they are.
+/// The binary. It writes neither to fixtures nor to the home directory.
 pub fn colibri() -> Command {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin("colibri-uring"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("COLIBRI_")) {
-        command.env_remove(name);
-    }
-    command.env_remove("RUST_LOG");
+    let mut command = child::colibri();
     command.env("COLIBRI_NO_USAGE", "1");
     command.env("COLIBRI_NO_KV", "1");
     command
@@ -28,7 +26,7 @@ pub fn on_model(command: &str, dirs: &[PathBuf], args: &[&str]) -> Command {
     colibri
 }
 
-/// Runs it to its end, which must come in time.
+/// Runs the command, which must exit within the timeout.
 pub fn finish(command: Command) -> Output {
     let what = format!("{command:?}");
     let output = assert_cmd::Command::from_std(command)
@@ -44,13 +42,13 @@ pub fn finish(command: Command) -> Output {
     output
 }
 
-/// What it said on stderr, of which [`complaints`] remain.
+/// The stderr of a run, filtered by [`complaints`].
 pub fn stderr(output: &Output) -> String {
     complaints(&String::from_utf8_lossy(&output.stderr))
 }
 
-/// The lines without those about what this machine denies to anybody: no test but the one about it can expect or
-/// exclude them. (The limit on locked memory is one for all processes of a user, and tests run at the same time.)
+/// Removes the lines about limits of this machine. They depend on other tests: all processes of a user share the limit on
+/// locked memory.
 pub fn complaints(text: &str) -> String {
     const OF_THE_MACHINE: [&str; 2] = ["registered with io_uring", "reading with pread"];
     let of_the_machine = |line: &&str| OF_THE_MACHINE.iter().any(|part| line.contains(part));
@@ -58,14 +56,14 @@ pub fn complaints(text: &str) -> String {
     lines.filter(|line| !of_the_machine(line)).collect()
 }
 
-/// The one JSON object of a run that must succeed.
+/// Returns the JSON object of a run, which must succeed.
 #[track_caller]
 pub fn json_of(output: &Output) -> Value {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The one line of a run that must fail.
+/// Returns the error line of a run, which must fail.
 #[track_caller]
 pub fn error_of(output: &Output) -> String {
     let text = stderr(output);
@@ -77,7 +75,7 @@ pub fn error_of(output: &Output) -> String {
     text
 }
 
-/// Either of the two: what must hold whatever a file contains.
+/// Returns the JSON object or the error line of a run, which must end with one of them.
 #[track_caller]
 pub fn error_or_json(output: &Output) -> Result<Value, String> {
     match output.status.code() {
@@ -86,7 +84,7 @@ pub fn error_or_json(output: &Output) -> Result<Value, String> {
     }
 }
 
-/// Ids as a flag takes them.
+/// Joins ids with commas.
 pub fn list(ids: &[u32]) -> String {
     let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
     ids.join(",")

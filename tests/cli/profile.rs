@@ -1,4 +1,4 @@
-//! `profile`: somebody who waits wants to know for what, and for how long, and keeps what there is.
+//! `profile`: progress, interruption and output files.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -19,7 +19,7 @@ fn what_is_to_be_done_is_said_before_it_is() {
     let dirs = Saved::named("bf16-shared").dirs;
     let mut terminal = Terminal::start(on_model("profile", &dirs, &args));
     terminal.expect("runs of 0.06 s");
-    // The first run is on its way, and nothing is done yet.
+    // During the first run.
     terminal.expect("0 of ");
     terminal.expect("pread of ");
     terminal.expect("MiB/s");
@@ -29,19 +29,19 @@ fn what_is_to_be_done_is_said_before_it_is() {
 #[test]
 fn without_a_time_all_runs_together_take_half_a_minute() {
     let dirs = Saved::named("bf16-shared").dirs;
-    // 2 sizes, 16 depths, pread alone. A quarter of each comes before it.
+    // 2 sizes, 16 depths, pread alone. The warm-up takes another quarter of each.
     let depths: Vec<String> = (1..=16).map(|depth| depth.to_string()).collect();
     let depths: Vec<&str> = depths.iter().map(String::as_str).collect();
     let args = ["--engine", "pread", "--block-size", "4KiB", "8KiB"];
     let args = [&args[..], &["--queue-depth"], &depths].concat();
     let mut terminal = Terminal::start(on_model("profile", &dirs, &args));
     terminal.expect("32 runs of 0.75 s, some 30 s in all");
-    // Ctrl-C: that is enough.
+    // Ctrl-C.
     terminal.write("\x03");
     assert_eq!(terminal.end().code(), Some(130));
 }
 
-/// Other files begin with a comment, too.
+/// A file that begins like a comment is not an interval log.
 #[test]
 fn a_log_replaces_a_log_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ fn a_log_replaces_a_log_and_nothing_else() {
     }
 }
 
-/// A hole is no drive, however fast it is.
+/// Reads of holes say nothing about the drive.
 #[test]
 fn holes_say_nothing_of_tokens() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn holes_say_nothing_of_tokens() {
     assert!(report["tokens_per_second"]["cold"].as_f64().unwrap() > 0.0);
 }
 
-/// Starts it with two files to write, without a terminal.
+/// Starts it without a terminal, with two files to write.
 fn started(dir: &Path, args: &[&str]) -> Child {
     let mut command = on_model("profile", &Saved::named("bf16-shared").dirs, args);
     command.args(["--engine", "pread", "--block-size", "4KiB", "--json", "-v"]);
@@ -117,7 +117,7 @@ fn started(dir: &Path, args: &[&str]) -> Child {
     command.spawn().unwrap()
 }
 
-/// What is finished is not lost, and what is begun does not stay.
+/// Finished runs are reported, and no temporary file remains.
 #[test]
 fn ctrl_c_keeps_the_runs_that_are_finished() {
     let dir = tempfile::tempdir().unwrap();
@@ -126,7 +126,7 @@ fn ctrl_c_keeps_the_runs_that_are_finished() {
     let mut child = started(dir.path(), &args);
     let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
     let mut before = said.by_ref().map(Result::unwrap);
-    // Who has no terminal is told, too.
+    // The duration is printed without a terminal too.
     assert!(before.any(|line| line.contains("200 runs of 0.05 s")));
     assert!(before.any(|line| line.contains("1 at once: ") && line.ends_with(" MiB/s")));
     interrupt(&child);

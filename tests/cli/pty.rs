@@ -1,4 +1,4 @@
-//! Runs a program at a terminal, as a person does.
+//! Runs a program on a pseudo-terminal.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,14 +15,14 @@ pub struct Terminal {
     child: Child,
     master: File,
     output: Receiver<Vec<u8>>,
-    /// All that it wrote.
+    /// Everything that it wrote.
     pub seen: String,
-    /// Bytes of `seen` that were expected already.
+    /// Bytes of `seen` that earlier calls matched.
     at: usize,
 }
 
 impl Terminal {
-    /// Starts it with a terminal of 24 lines of 200 columns.
+    /// Starts it on a terminal of 24 lines and 200 columns.
     pub fn start(mut command: Command) -> Terminal {
         let (mut master, mut slave) = (-1, -1);
         let size = libc::winsize {
@@ -64,7 +64,7 @@ impl Terminal {
         let (send, output) = channel();
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            // An error, when nobody has the terminal open any more.
+            // An error, once the last process has closed the terminal.
             while let Ok(n @ 1..) = reader.read(&mut buffer) {
                 let _ = send.send(buffer[..n].to_vec());
             }
@@ -78,12 +78,12 @@ impl Terminal {
         }
     }
 
-    /// Types this.
+    /// Types `keys`.
     pub fn write(&mut self, keys: &str) {
         self.master.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits for this text behind what was waited for before, and returns what came between.
+    /// Waits for `text` after the previous match, and returns the output between them.
     #[track_caller]
     pub fn expect(&mut self, text: &str) -> String {
         let start = Instant::now();
@@ -106,7 +106,7 @@ impl Terminal {
         }
     }
 
-    /// Waits for this prompt, and until keys are read one by one, which is a little later.
+    /// Waits for `prompt`, and for raw mode, which comes a little later.
     #[track_caller]
     pub fn expect_line(&mut self, prompt: &str) {
         self.expect(prompt);
@@ -115,13 +115,12 @@ impl Terminal {
         }
     }
 
-    /// Sends it a signal.
     pub fn signal(&self, signal: i32) {
         // SAFETY: a system call on integers; the child has not been waited for, so its id is its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Whether what is typed is shown, and comes line by line.
+    /// Whether echo and line mode are on.
     pub fn is_cooked(&self) -> bool {
         // SAFETY: all zeros is a value of the structure, and the call fills it.
         let mode = unsafe {
@@ -132,7 +131,7 @@ impl Terminal {
         mode.c_lflag & (libc::ECHO | libc::ICANON) == libc::ECHO | libc::ICANON
     }
 
-    /// Waits for its end.
+    /// Waits for the program to exit.
     #[track_caller]
     pub fn end(&mut self) -> ExitStatus {
         let start = Instant::now();

@@ -7,7 +7,7 @@ use crate::process::{finish, json_of, list, on_model};
 fn greedy_tokens_and_the_reason_to_stop_equal_the_reference() {
     for model in common::all() {
         let tokens = model.ids("/token_ids");
-        // One more than the reference made where it stopped by itself: here too something must stop it.
+        // One more than the reference's if it stopped by itself: a stop token must end this run too.
         let stopped = model.expected["finish_reason"] == "stop";
         let n = (tokens.len() + usize::from(stopped)).to_string();
         let prompt = list(&model.ids("/prompt_ids"));

@@ -1,4 +1,4 @@
-//! Takes rights and resources from a child process before it becomes the binary.
+//! Takes privileges and resources from a child process before it becomes the binary.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -17,13 +17,13 @@ fn check(result: c_int) -> io::Result<()> {
     }
 }
 
-/// Without these, root is like anybody: exec gives it only what is in the bounding set.
+/// Drops capabilities from the bounding set, so that exec does not give them to root.
 fn without_capabilities(command: &mut Command, capabilities: &'static [c_ulong]) {
     let drop = move || {
         for &capability in capabilities {
             // SAFETY: a system call on integers.
             let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
-            // Only who has no capabilities at all may not drop one.
+            // EPERM: the process has no capabilities to drop.
             match check(result) {
                 Err(e) if e.raw_os_error() != Some(libc::EPERM) => return Err(e),
                 _ => {}
@@ -35,25 +35,25 @@ fn without_capabilities(command: &mut Command, capabilities: &'static [c_ulong])
     unsafe { command.pre_exec(drop) };
 }
 
-/// A file's permissions hold for root too.
+/// Makes file permissions hold for root too.
 pub fn obey_permissions(command: &mut Command) {
     without_capabilities(command, &[CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH]);
 }
 
-/// At most this much memory may be locked, whoever runs it.
+/// Limits locked memory, for root too.
 pub fn limit_memlock(command: &mut Command, bytes: u64) {
     without_capabilities(command, &[CAP_IPC_LOCK]);
     limit(command, libc::RLIMIT_MEMLOCK, bytes);
 }
 
-/// At most this many descriptors.
+/// Limits file descriptors.
 pub fn limit_files(command: &mut Command, files: u64) {
     limit(command, libc::RLIMIT_NOFILE, files);
 }
 
-/// No file may become longer than this, as on a disk that is full: writing fails with EFBIG.
+/// Limits the length of files, like a full disk: writes fail with EFBIG.
 pub fn limit_file_size(command: &mut Command, bytes: u64) {
-    // SAFETY: a system call on integers; what is ignored stays so through exec.
+    // SAFETY: a system call on integers.
     let ignore = || match unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } {
         libc::SIG_ERR => Err(io::Error::last_os_error()),
         _ => Ok(()),
@@ -74,7 +74,7 @@ fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64)
     unsafe { command.pre_exec(set) };
 }
 
-/// A system call (of io_uring, say) fails with `errno`, as seccomp profiles of containers make it.
+/// Makes a system call fail with `errno`, as seccomp profiles of containers do.
 pub fn deny(command: &mut Command, call: libc::c_long, errno: c_int) {
     let op = |code: u32, jt, jf, k| libc::sock_filter {
         code: code as u16,
@@ -82,7 +82,7 @@ pub fn deny(command: &mut Command, call: libc::c_long, errno: c_int) {
         jf,
         k,
     };
-    // The number of the system call is the first word of what the filter is shown.
+    // The filter's input begins with the number of the system call.
     let load = op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0);
     let is_it = op(
         libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
@@ -110,7 +110,7 @@ pub fn deny(command: &mut Command, call: libc::c_long, errno: c_int) {
     unsafe { command.pre_exec(install) };
 }
 
-/// Whether io_uring works here when nobody forbids it; says so if not, because the test is then about less.
+/// Whether io_uring works on this machine. Prints a note if not, because the test then checks less.
 pub fn io_uring() -> bool {
     match colibri_ring::probe::uring() {
         Ok(_) => true,

@@ -1,4 +1,4 @@
-//! Ways to end a run early: Ctrl-C, a reader that has seen enough, a full disk.
+//! Runs that end early: signals, closed pipes, full disks.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::child::default_signals;
 use crate::corrupt::Broken;
 use crate::process::{colibri, complaints, finish, json_of};
 
@@ -20,7 +21,7 @@ pub fn endless() -> Broken {
     model
 }
 
-/// What it would go on to say.
+/// The tokens that it generates.
 fn tokens(model: &Broken, n: usize) -> Vec<Value> {
     let n = n.to_string();
     let run = model.run("decode", &["--prompt-ids", "3,4,5", "-n", &n, "--json"]);
@@ -53,7 +54,7 @@ pub fn wait_until_it_can_be_stopped(child: &mut Child) {
     wait_until(child, computes);
 }
 
-/// Waits for something that the child does.
+/// Waits until `reached` is true of the child.
 pub fn wait_until(child: &mut Child, reached: impl Fn(&Child) -> bool) {
     while child.try_wait().unwrap().is_none() {
         if reached(child) {
@@ -64,7 +65,7 @@ pub fn wait_until(child: &mut Child, reached: impl Fn(&Child) -> bool) {
     panic!("it ended before it was interrupted");
 }
 
-/// Whether the child handles SIGTERM itself; it prepares for that last.
+/// Whether the child handles SIGTERM, which it installs last.
 fn catches_signals(child: &Child) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
@@ -72,7 +73,7 @@ fn catches_signals(child: &Child) -> bool {
     caught & 1 << (libc::SIGTERM - 1) != 0
 }
 
-/// Whether a second compute thread is there. It begins when the child can be asked to stop.
+/// Whether the second compute thread runs. It starts once signals can stop the child.
 fn computes(child: &Child) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{}/task", child.id())) else {
         return false;
@@ -81,7 +82,7 @@ fn computes(child: &Child) -> bool {
     names.any(|name| fs::read_to_string(name).is_ok_and(|name| name.trim() == "compute-1"))
 }
 
-/// Exit code and what was written; kills what does not end.
+/// Returns the exit code, stdout and stderr. Kills a child that does not exit.
 pub fn end(mut child: Child) -> (Option<i32>, String, String) {
     let (mut out, mut err) = (child.stdout.take(), child.stderr.take().unwrap());
     let reader = std::thread::spawn(move || {
@@ -134,7 +135,7 @@ fn ctrl_c_keeps_what_was_printed() {
     assert_eq!(ids[..known], tokens(&model, known));
     assert!(
         model.file(".coli_usage").is_file(),
-        "what was counted is kept"
+        "the usage counts are saved"
     );
 }
 
@@ -161,7 +162,7 @@ fn ctrl_c_keeps_the_json() {
     }
 }
 
-/// Whatever ends it, no file is left that has not got its name.
+/// No unfinished file remains, however the run ends.
 #[test]
 fn a_signal_leaves_no_unfinished_file() {
     let model = endless();
@@ -201,7 +202,7 @@ fn a_signal_leaves_no_unfinished_file() {
     }
 }
 
-/// It waits for its prompt, and has not begun to load.
+/// It waits for its prompt before it loads.
 #[test]
 fn ctrl_c_before_the_model_is_loaded() {
     let model = endless();
@@ -275,7 +276,7 @@ fn printing(model: &Broken) -> Vec<Command> {
 }
 
 #[test]
-fn nobody_reads_from_the_start() {
+fn a_pipe_that_is_closed_from_the_start() {
     let model = endless();
     for mut command in printing(&model) {
         let what = format!("{command:?}");
@@ -299,13 +300,14 @@ fn nobody_reads_from_the_start() {
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
 }
 
-/// `>&-` and `2>&-`: nothing can be said there, and all else is done.
+/// `>&-` and `2>&-`: the output is lost, and everything else is done.
 #[test]
 fn closed_outputs() {
     let model = endless();
     for closed in [">&-", "2>&-", ">&- 2>&-", "<&-"] {
         for command in printing(&model) {
             let mut shell = Command::new("sh");
+            default_signals(&mut shell);
             shell.args(["-c", &format!("exec \"$0\" \"$@\" {closed}")]);
             shell.arg(command.get_program()).args(command.get_args());
             for (name, value) in command.get_envs() {
@@ -339,7 +341,7 @@ fn a_full_disk_is_an_error() {
         let child = command.stdout(full()).stderr(Stdio::piped()).spawn();
         let (code, _, stderr) = end(child.unwrap());
         assert_eq!(code, Some(1), "{what}: {stderr}");
-        // `decode` ends with what it has done all the same.
+        // `decode` prints its summary anyway.
         let errors: Vec<&str> = stderr.lines().filter(|l| l.contains("error: ")).collect();
         assert_eq!(
             errors,
@@ -349,9 +351,9 @@ fn a_full_disk_is_an_error() {
     }
 }
 
-/// Who cannot be told still gets the exit code.
+/// The exit code still tells.
 #[test]
-fn an_error_that_nobody_can_be_told() {
+fn an_error_without_a_stderr() {
     let model = endless();
     let mut command = model.run("decode", &["--prompt-ids", "999999", "-n", "1"]);
     command.stderr(full());

@@ -13,7 +13,7 @@ fn report(args: &[&str]) -> Value {
     json_of(&simulate(&[args, &["--json"]].concat()))
 }
 
-/// Drives so slow that the arithmetic takes no time beside them.
+/// Drives so slow that the compute time does not matter.
 const SLOW: [&str; 2] = ["--compute-rate", "100GB/s"];
 
 #[test]
@@ -24,10 +24,10 @@ fn more_drives_and_more_memory_give_more_tokens() {
     };
     let one = rate(&["--device", "1MiB/s@0us", "--cache-slots", "2"]);
     let two = rate(&["--device", "1MiB/s@0us,1MiB/s@0us", "--cache-slots", "2"]);
-    let kept = rate(&["--device", "1MiB/s@0us", "--cache-slots", "12"]);
+    let cached = rate(&["--device", "1MiB/s@0us", "--cache-slots", "12"]);
     // Experts are so small here that a read is hardly ever divided.
     assert!(two > 1.5 * one && two < 2.05 * one, "{one} {two}");
-    assert!(kept > 1.5 * one, "{one} {kept}");
+    assert!(cached > 1.5 * one, "{one} {cached}");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn drives_are_limited_by_what_they_read() {
         "3",
     ]);
     let number = |value: &Value| value.as_f64().unwrap();
-    // Much of what is read is guessed, and there when it is wanted.
+    // Many reads are prefetches that arrive in time.
     assert!(number(&report["expert_hits"]) > number(&report["expert_misses"]));
     let read = number(&report["expert_bytes_read"]) / number(&report["tokens"]);
     let by_bytes = 100.0 * f64::from(1 << 20) / read;

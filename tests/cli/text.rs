@@ -1,4 +1,4 @@
-//! Text in and text out: where prompts come from, what is no prompt, and how tokens become text.
+//! Prompts from arguments, files and stdin, and the text of generated tokens.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,7 +16,7 @@ fn decode(name: &str, args: &[&str]) -> Command {
     on_model("decode", &Saved::named(name).dirs, args)
 }
 
-/// Runs it with this on its standard input.
+/// Runs the command with `input` on its standard input.
 fn fed(command: Command, input: &[u8]) -> Output {
     assert_cmd::Command::from_std(command)
         .write_stdin(input)
@@ -62,10 +62,10 @@ fn a_prompt_comes_from_an_argument_a_file_or_the_standard_input() {
         prompt_ids(&finish(with(&["--prompt-file", path]))),
         expected
     );
-    // An argument is preferred, and then nobody reads the input.
+    // An argument comes first, and leaves the standard input unread.
     let both = fed(with(&["--prompt", text]), b"something else");
     assert_eq!(prompt_ids(&both), expected);
-    // A newline that is meant is written twice.
+    // Only one newline is removed.
     let two = fed(with(&[]), format!("{text}\n\n").as_bytes());
     assert_ne!(prompt_ids(&two), expected);
 }
@@ -80,7 +80,7 @@ fn no_prompt_is_wrong_usage() {
     let mut null = none();
     null.stdin(Stdio::null());
     wrong(&null.output().unwrap(), &["no prompt", "--prompt-file"]);
-    // A script that runs in a loop over lines has its input read by nobody but itself.
+    // A loop over the lines of stdin must not lose any to the program.
     let output = fed(
         decode("tiny-text", &["--prompt-ids", "1", "-n", "1"]),
         b"\xff",
@@ -89,16 +89,13 @@ fn no_prompt_is_wrong_usage() {
 }
 
 #[test]
-fn what_is_no_text_is_located() {
+fn invalid_utf8_is_located() {
     let mut argument = decode("tiny-text", &["-n", "1", "--prompt"]);
     argument.arg(OsStr::from_bytes(b"caf\xe9"));
     wrong(
         &finish(argument),
         &["--prompt is not UTF-8", "byte 0xe9 at offset 3"],
     );
-    let mut variable = decode("tiny-text", &["-n", "1"]);
-    variable.env("COLIBRI_PROMPT", OsStr::from_bytes(b"\xff"));
-    wrong(&finish(variable), &["offset 0"]);
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(&file, b"ab\xf0\x9f\x90").unwrap();
     let path = file.path().to_str().unwrap();
@@ -167,7 +164,7 @@ fn a_prompt_longer_than_the_context_is_refused_in_numbers() {
     refused(&run(1, &["-n", "18446744073709551615"]), &["room for 9"]);
     let new = |output: Output| json_of(&output)["token_ids"].as_array().unwrap().len();
     assert_eq!(new(run(7, &["-n", "3"])), 3);
-    // Nobody said how many: as many as fit.
+    // Without -n: as many as fit.
     assert_eq!(new(run(7, &[])), 3);
     assert_eq!(new(run(10, &[])), 0);
     let replay = model.file("replay");
@@ -177,34 +174,14 @@ fn a_prompt_longer_than_the_context_is_refused_in_numbers() {
 }
 
 #[test]
-fn flags_override_variables_that_contradict_them() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(&file, "1 2 3 4 5 6").unwrap();
-    let mut replay = decode(
-        "tiny-text",
-        &["--json", "--replay", file.path().to_str().unwrap()],
-    );
-    replay
-        .env("COLIBRI_N", "7")
-        .env("COLIBRI_PROMPT", "no")
-        .env("COLIBRI_CHAT", "1");
-    let report = json_of(&finish(replay));
-    assert_eq!(report["token_ids"], json!([5, 6]));
-    let ids = ["--prompt-ids", "3,4,5", "--json"];
-    let mut n = decode("f32-smallest", &ids);
-    n.env("COLIBRI_N", "3").env("COLIBRI_SYSTEM", "for chat");
-    let flag = finish(decode("f32-smallest", &[&ids[..], &["-n", "3"]].concat()));
-    assert_eq!(
-        json_of(&finish(n))["token_ids"],
-        json_of(&flag)["token_ids"]
-    );
+fn flags_that_conflict_are_wrong_usage() {
     let contradict = decode("tiny-text", &["--prompt-ids", "1", "--prompt", "a"]);
     wrong(&finish(contradict), &["cannot be used with"]);
     let without = decode("tiny-text", &["--prompt", "a", "--system", "s"]);
     wrong(&finish(without), &["--system needs --chat"]);
 }
 
-/// The ids that a reference has for a text come out as that text, and at no moment as half of a character.
+/// The reference's ids of a text decode to that text, and never to half a character.
 #[test]
 fn characters_in_several_tokens_stream_whole() {
     let texts = Saved::named("chat").expected["chat"]["texts"].clone();
@@ -221,7 +198,7 @@ fn characters_in_several_tokens_stream_whole() {
         let mut out = child.stdout.take().unwrap();
         let (mut all, mut buffer) = (String::new(), [0; 1 << 16]);
         loop {
-            // What was written at once is read at once.
+            // Each write is one read.
             match out.read(&mut buffer).unwrap() {
                 0 => break,
                 n => all += std::str::from_utf8(&buffer[..n]).unwrap(),
@@ -241,7 +218,7 @@ fn an_unfinished_character_is_one_replacement_character() {
         .find(|entry| entry["text"].as_str().unwrap().contains('\u{1fab6}'));
     let ids: Vec<u32> = serde_json::from_value(entry.unwrap()["ids"].clone()).unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
-    // The first emoji takes more tokens than two.
+    // The first emoji takes more than two tokens.
     fs::write(&file, list(&[&[1, 2, 4, 5], &ids[..2]].concat())).unwrap();
     let output = finish(decode("chat", &["--replay", file.path().to_str().unwrap()]));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "\u{fffd}\n");
@@ -394,9 +371,9 @@ fn sampling_flags_are_checked_and_do_something() {
     let tokens = |args: &[&str]| {
         json_of(&finish(decode("tiny-text", &[&ids, args].concat())))["token_ids"].clone()
     };
-    // The likeliest alone remains: greedy.
+    // Only the most likely token remains: greedy.
     assert_eq!(tokens(&["--temperature", "3", "--min-p", "1"]), tokens(&[]));
-    // So high a penalty that nothing is said twice, prompt included.
+    // The penalty is so high that no token repeats, prompt included.
     let penalty = ["--repetition-penalty", "100", "--repetition-window", "0"];
     let said = tokens(&penalty);
     assert_eq!(said, tokens(&penalty), "greedy is deterministic");

@@ -1,4 +1,4 @@
-//! `decode --trace`, as a viewer reads it.
+//! `decode --trace` and `--report`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -131,7 +131,7 @@ fn a_trace_has_every_byte_and_shows_reads_under_arithmetic() {
         assert!(found, "{name}");
     }
 
-    // The drives do not wait for the arithmetic: that is what a trace is looked at for.
+    // Reads overlap compute.
     let under = |chunk: &&&Slice| {
         computed.iter().any(|slice| {
             slice.event["cat"] == "experts"
@@ -241,7 +241,7 @@ fn a_trace_that_cannot_be_written_is_one_error() {
     let text = error_of(&decode(&["--trace", other.to_str().unwrap()]));
     assert!(text.contains("is not overwritten"), "{text}");
     assert_eq!(std::fs::read_to_string(&other).unwrap(), "dear diary");
-    // The tokens are there all the same.
+    // The tokens are printed anyway.
     let full = decode(&["--trace", "/dev/full"]);
     assert_eq!(full.status.code(), Some(1));
     let text = stderr(&full);
@@ -250,7 +250,7 @@ fn a_trace_that_cannot_be_written_is_one_error() {
 }
 
 #[test]
-fn a_report_has_all_its_plots_and_needs_nothing_else() {
+fn a_report_has_all_its_plots_and_is_self_contained() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("report.html");
     json_of(&decode(&["--report", file.to_str().unwrap()]));
@@ -277,7 +277,7 @@ fn a_report_has_all_its_plots_and_needs_nothing_else() {
             .unwrap();
         assert!(found.contains(mark), "{title}");
     }
-    // Both kinds of reads are in the picture, and the numbers above it.
+    // The plot has both kinds of reads, and the headline numbers.
     for part in [
         "<rect class=\"c\"",
         "<rect class=\"c ahead\"",
@@ -293,15 +293,15 @@ fn a_report_has_all_its_plots_and_needs_nothing_else() {
             "{same}"
         );
     }
-    // A context that would be kept is begun after that.
+    // The check comes before the KV file is created.
     for flag in ["--report", "--trace", "--save-routing"] {
-        let kept = dir.path().join("kept");
-        let path = kept.to_str().unwrap();
+        let saved = dir.path().join("saved");
+        let path = saved.to_str().unwrap();
         let args = ["--prompt-ids", "1,2,3", "--kv", path, flag, path];
         let dirs = Saved::named("bf16-shared").dirs;
         let same = error_of(&finish(on_model("decode", &dirs, &args)));
         let why = format!("--kv and {flag} name the same file");
-        assert!(same.contains(&why) && !kept.exists(), "{same}");
+        assert!(same.contains(&why) && !saved.exists(), "{same}");
     }
 }
 
@@ -320,26 +320,18 @@ fn a_report_names_every_directory_of_the_model() {
 }
 
 #[test]
-fn what_a_link_names_is_written_and_the_link_stays() {
+fn a_link_stays_and_its_target_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let (link, named) = (dir.path().join("link"), dir.path().join("named"));
-    std::fs::write(&named, "").unwrap();
     std::os::unix::fs::symlink(&named, &link).unwrap();
     json_of(&decode(&["--trace", link.to_str().unwrap()]));
     assert!(link.is_symlink());
     let text = std::fs::read_to_string(&named).unwrap();
     assert!(serde_json::from_str::<Value>(&text).is_ok());
-    std::fs::remove_file(&named).unwrap();
-    let line = error_of(&decode(&["--trace", link.to_str().unwrap()]));
-    assert!(
-        line.contains("a link") && line.contains("No such file"),
-        "{line}"
-    );
-    assert!(link.is_symlink() && !named.exists());
 }
 
 #[test]
-fn one_file_cannot_be_two() {
+fn two_outputs_cannot_be_one_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a");
     let path = path.to_str().unwrap();
@@ -355,24 +347,4 @@ fn one_file_cannot_be_two() {
     }
     let line = error_of(&decode(&["--trace", dir.path().to_str().unwrap()]));
     assert!(line.contains("is a directory"), "{line}");
-    // What is printed and what is traced would be in each other's way.
-    let out = std::fs::File::create(path).unwrap();
-    let model = [shipped().join("f16-long")];
-    let mut command = on_model(
-        "decode",
-        &model,
-        &["--prompt-ids", "1", "-n", "2", "--trace", path],
-    );
-    let output = command
-        .stdout(out)
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let output = output.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        stderr(&output).contains("where the output goes"),
-        "{}",
-        stderr(&output)
-    );
 }

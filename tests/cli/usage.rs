@@ -1,13 +1,13 @@
-//! The command line as a user or a script meets it: exit codes, one error line, one JSON object.
+//! Wrong usage, `doctor` and `inspect`: exit codes, one error line, one JSON object.
 
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
 
 use crate::common::Saved;
-use crate::process::{colibri, error_of, finish, json_of, on_model, stderr};
+use crate::process::{colibri, error_of, finish, stderr};
 
-/// Runs it and expects exit 1, nothing on stdout and one line on stderr, which is returned.
+/// Runs the binary, which must fail with one line, and returns that line.
 fn error_line(args: &[&str]) -> String {
     let mut command = colibri();
     command.args(args);
@@ -30,9 +30,8 @@ fn wrong_usage_is_exit_code_2() {
     }
 }
 
-/// What is wrong beyond the grammar is said like all other wrong usage.
 #[test]
-fn wrong_usage_shows_that_of_the_command() {
+fn wrong_usage_shows_the_usage_of_the_command() {
     let model = Saved::named("bf16-shared").dirs[0].display().to_string();
     let mirrors = ["--mirror", "/", "--mirror-weights", "1"];
     for (command, args, why) in [
@@ -68,7 +67,7 @@ fn wrong_usage_shows_that_of_the_command() {
 }
 
 #[test]
-fn a_negative_number_is_a_value_that_is_refused() {
+fn a_negative_number_is_refused_as_a_value() {
     for (args, why) in [
         (
             &["decode", "--temperature", "-1"][..],
@@ -95,55 +94,6 @@ fn a_negative_number_is_a_value_that_is_refused() {
 }
 
 #[test]
-fn a_variable_that_does_not_go_with_the_command_gives_way() {
-    let dirs = Saved::named("bf16-shared").dirs;
-    let dir = tempfile::tempdir().unwrap();
-    let replay = dir.path().join("ids");
-    std::fs::write(&replay, "3 4 5 6 7 8").unwrap();
-    let replay = replay.to_str().unwrap();
-    let decode = |args: &[&str], variables: &[(&str, &str)]| {
-        let mut command = on_model("decode", &dirs, &[args, &["--json"]].concat());
-        command.envs(variables.iter().copied()).stdin(Stdio::null());
-        finish(command)
-    };
-    let ids = |output: &Output| json_of(output)["token_ids"].as_array().unwrap().len();
-    for flag in [true, false] {
-        let args = ["--replay", replay];
-        let given = if flag { &args[..] } else { &[] };
-        let output = decode(given, &[("COLIBRI_REPLAY", replay), ("COLIBRI_N", "3")]);
-        assert_eq!(ids(&output), 2);
-    }
-    let three = ["--prompt-ids", "3,4", "-n", "3"];
-    for variables in [
-        &[("COLIBRI_KV_APPEND", "1")][..],
-        &[("COLIBRI_KV_APPEND", "1"), ("COLIBRI_KV_RESET", "1")],
-        &[("COLIBRI_MIRROR_WEIGHTS", "2,1")],
-        &[
-            ("COLIBRI_MIRROR_WEIGHTS", "2,1,1"),
-            ("COLIBRI_MIRROR", replay),
-        ],
-        &[("COLIBRI_PROMPT", "words"), ("COLIBRI_CHAT", "1")],
-    ] {
-        assert_eq!(ids(&decode(&three, variables)), 3, "{variables:?}");
-    }
-    // What is given is not left out.
-    let output = decode(&[&three[..], &["--kv-append"]].concat(), &[]);
-    assert_eq!(output.status.code(), Some(2));
-    // Nor is one with a value that cannot be.
-    let output = decode(&three, &[("COLIBRI_RAM", "much")]);
-    assert_eq!(output.status.code(), Some(2));
-    let mut help = colibri();
-    let help = finish({
-        help.arg("--help");
-        help
-    });
-    let help = String::from_utf8(help.stdout).unwrap();
-    for part in ["COLIBRI_MIRROR_WEIGHTS=2,1", "COLIBRI_MODEL"] {
-        assert!(help.contains(part), "{help}");
-    }
-}
-
-#[test]
 fn help_and_version_are_exit_code_0() {
     for args in [
         &["--help"][..],
@@ -166,7 +116,7 @@ fn help_and_version_are_exit_code_0() {
 }
 
 #[test]
-fn a_model_that_is_not_there_is_one_line() {
+fn a_missing_model_is_one_line() {
     let line = error_line(&["inspect", "--model", "/nonexistent/model"]);
     assert!(line.contains("/nonexistent/model"), "{line}");
     let line = error_line(&["inspect", "--model", "/nonexistent/model", "--json"]);
@@ -174,7 +124,7 @@ fn a_model_that_is_not_there_is_one_line() {
 }
 
 #[test]
-fn doctor_looks_at_everything_and_never_fails() {
+fn doctor_runs_all_checks_and_never_fails() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.safetensors"), [0; 8192]).unwrap();
     let output = colibri()
@@ -205,7 +155,7 @@ fn doctor_looks_at_everything_and_never_fails() {
         assert_eq!(
             ok,
             check["advice"].is_null(),
-            "advice exactly where it is needed: {check}"
+            "advice if and only if it is not ok: {check}"
         );
         assert!(!check["found"].as_str().unwrap().is_empty());
     }
@@ -214,7 +164,7 @@ fn doctor_looks_at_everything_and_never_fails() {
 }
 
 #[test]
-fn doctor_warns_of_a_directory_that_is_not_there() {
+fn doctor_warns_of_a_missing_directory() {
     let output = colibri()
         .args(["doctor", "/nonexistent/dir"])
         .output()
@@ -226,20 +176,6 @@ fn doctor_warns_of_a_directory_that_is_not_there() {
         .find(|l| l.contains("/nonexistent/dir"))
         .unwrap();
     assert!(line.starts_with("warn"), "{line}");
-}
-
-#[test]
-fn flags_come_from_the_environment_too() {
-    let dir = &Saved::named("bf16-shared").dirs[0];
-    let output = colibri()
-        .arg("doctor")
-        .env("COLIBRI_MODEL", dir)
-        .env("COLIBRI_JSON", "1")
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(report["checks"][5]["details"]["dir"], dir.to_str().unwrap());
 }
 
 #[test]

@@ -1,5 +1,4 @@
-//! The history of expert usage, as a user meets it: a small file beside the model that makes later runs read less, and that is
-//! never worth an error.
+//! The usage history: a small file in the model's directory that makes later runs read less. Its failures are warnings.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +14,7 @@ use crate::sandbox::{deny, obey_permissions};
 
 const FILE: &str = ".coli_usage";
 
-/// A copy of a fixture that may be written.
+/// A writable copy of a fixture.
 fn copied(fixture: &str) -> TempDir {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for entry in fs::read_dir(shipped().join(fixture)).unwrap() {
@@ -25,7 +24,7 @@ fn copied(fixture: &str) -> TempDir {
     dir
 }
 
-/// `decode` as everybody runs it, without what keeps fixtures as they are. The text is repetitive: some experts are hotter.
+/// `decode` with the history. The text is repetitive, so that some experts are used more.
 fn command(model: &Path, args: &[&str]) -> Command {
     let settings = ["--cache-slots", "4", "--lookahead", "off", "--json"];
     let mut command = on_model(
@@ -121,13 +120,13 @@ fn without_usage_nothing_is_read_or_written() {
     assert_eq!(stats(&run(model.path(), &["--no-usage"]))["usage_runs"], 0);
     assert_eq!(files(model.path()), before);
     stats(&run(model.path(), &[]));
-    let kept = fs::read(model.path().join(FILE)).unwrap();
+    let before = fs::read(model.path().join(FILE)).unwrap();
     let stats = stats(&run(model.path(), &["--no-usage"]));
     assert_eq!(
         (&stats["usage_runs"], &stats["pinned"]),
         (&0.into(), &0.into())
     );
-    assert_eq!(fs::read(model.path().join(FILE)).unwrap(), kept);
+    assert_eq!(fs::read(model.path().join(FILE)).unwrap(), before);
     fs::write(model.path().join(FILE), "x").unwrap();
     assert_eq!(stderr(&run(model.path(), &["--no-usage"])), "");
 }
@@ -156,7 +155,7 @@ fn a_directory_that_cannot_be_written_is_one_warning() {
     let output = finish(read_only);
     fs::set_permissions(model.path(), Permissions::from_mode(0o755)).unwrap();
     assert!(warned(&output).contains("cannot write"));
-    // A drive that is full says so at the latest here.
+    // A full drive reports the error here at the latest.
     let before = files(model.path());
     let mut full = command(model.path(), &[&flag, &path]);
     deny(&mut full, libc::SYS_fsync, libc::ENOSPC);

@@ -1,124 +1,87 @@
-//! Variables stand for flags, and give way to them; what is meant for another command is left to it.
+//! Environment variables stand for a few flags. Flags override variables; a conflicting variable is ignored.
 
 use std::process::{Output, Stdio};
 
 use crate::common::Saved;
 use crate::process::{colibri, finish, json_of, on_model, stderr};
 
-/// `decode`, with these variables.
-fn decode(model: &str, args: &[&str], variables: &[(&str, &str)]) -> Output {
-    let args = [&["--prompt-ids", "3,4", "-n", "5", "--json"], args].concat();
-    let mut command = on_model("decode", &Saved::named(model).dirs, &args);
+/// `decode` with these variables.
+fn decode(args: &[&str], variables: &[(&str, &str)]) -> Output {
+    let args = [args, &["--json"]].concat();
+    let mut command = on_model("decode", &Saved::named("bf16-shared").dirs, &args);
     command.envs(variables.iter().copied()).stdin(Stdio::null());
     finish(command)
 }
 
-#[test]
-fn a_value_for_another_command_counts_as_not_set() {
-    let model = Saved::named("bf16-shared").dirs.remove(0);
-    let out = tempfile::tempdir().unwrap();
-    let convert = |args: &[&str], (name, value)| {
-        let mut command = colibri();
-        command
-            .arg("convert")
-            .arg(&model)
-            .arg(out.path().join("new"));
-        command
-            .args(["--dry-run", "--json"])
-            .args(args)
-            .env(name, value);
-        finish(command)
-    };
-    let profile = |value| {
-        let read = ["--block-size", "4KiB", "--queue-depth", "1", "--json"];
-        let args = [&read[..], &["--seconds", "0.05"]].concat();
-        let mut command = on_model("profile", std::slice::from_ref(&model), &args);
-        command.env("COLIBRI_ENGINE", value);
-        finish(command)
-    };
-    let warned = |output: &Output, name: &str, command: &str| {
-        json_of(output);
-        let said = stderr(output);
-        assert!(
-            said.contains(&format!(
-                "{name} has a value that `{command}` does not take"
-            )),
-            "{said}"
-        );
-    };
-    warned(
-        &convert(&[], ("COLIBRI_MTP", "2")),
-        "COLIBRI_MTP",
-        "convert",
-    );
-    warned(&profile("auto"), "COLIBRI_ENGINE", "profile");
-    for (name, value) in [("COLIBRI_ENGINE", "all"), ("COLIBRI_MTP", "int4-g64")] {
-        warned(
-            &decode("bf16-shared", &[], &[(name, value)]),
-            name,
-            "decode",
-        );
-    }
-    // Nobody is told of what does not matter.
-    let output = convert(&["--mtp", "keep"], ("COLIBRI_MTP", "2"));
-    json_of(&output);
-    assert!(!stderr(&output).contains("COLIBRI_MTP"));
-    // What no command takes is a mistake.
-    for variable in [("COLIBRI_MTP", "twice"), ("COLIBRI_ENGINE", "steam")] {
-        let output = decode("bf16-shared", &[], &[variable]);
-        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-    }
+fn is_wrong_usage(output: &Output) {
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(output));
 }
 
-/// Also a flag with the very value that the variable has.
+const THREE: [&str; 4] = ["--prompt-ids", "3,4", "-n", "3"];
+
 #[test]
-fn what_is_given_is_not_taken_for_the_variable() {
-    let same = [
-        (
-            "--mirror-weights",
-            "COLIBRI_MIRROR_WEIGHTS",
-            "1",
-            "has 1 weight,",
-        ),
-        ("--system", "COLIBRI_SYSTEM", "s", "--system needs --chat"),
-        (
-            "--template-var",
-            "COLIBRI_TEMPLATE_VAR",
-            "a=b",
-            "--template-var needs",
-        ),
-    ];
-    for (flag, variable, value, why) in same {
-        let mirror = ["--mirror", "/nowhere"];
-        let output = decode("bf16-shared", &mirror, &[(variable, value)]);
-        json_of(&output);
-        let given = [&mirror[..], &[flag, value]].concat();
-        let output = decode("bf16-shared", &given, &[(variable, value)]);
-        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+fn a_variable_stands_for_its_flag() {
+    let dir = &Saved::named("bf16-shared").dirs[0];
+    let mut doctor = colibri();
+    doctor.args(["doctor", "--json"]).env("COLIBRI_MODEL", dir);
+    let report = json_of(&finish(doctor));
+    assert_eq!(report["checks"][5]["details"]["dir"], dir.to_str().unwrap());
+    let report = json_of(&decode(
+        &THREE,
+        &[("COLIBRI_MIRROR", dir.to_str().unwrap())],
+    ));
+    assert_eq!(report["stats"]["replicas"].as_array().unwrap().len(), 2);
+    for variable in ["COLIBRI_RAM", "COLIBRI_THREADS", "COLIBRI_VERBOSE"] {
+        is_wrong_usage(&decode(&THREE, &[(variable, "much")]));
     }
 }
 
 #[test]
-fn drafts_that_are_asked_for_come_before_a_recording_of_the_variable() {
+fn flags_override_variables() {
+    let variables = [("COLIBRI_RAM", "1KiB"), ("COLIBRI_THREADS", "0")];
+    let flags = [&THREE[..], &["--ram", "1GiB", "--threads", "1"]].concat();
+    json_of(&decode(&flags, &variables));
+}
+
+#[test]
+fn a_conflicting_variable_is_ignored() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("routing");
-    let path = file.to_str().unwrap();
-    let drafted = |args: &[&str], variables: &[(&str, &str)]| {
-        let output = decode("mtp-agrees", args, variables);
-        let drafted = json_of(&output)["stats"]["mtp"]["drafted"]
-            .as_u64()
-            .unwrap();
-        let said = stderr(&output).contains("--mtp is ignored");
-        let recorded = std::fs::remove_file(&file).is_ok();
-        (drafted > 0, recorded, said)
-    };
-    let (save, mtp) = (("COLIBRI_SAVE_ROUTING", path), ("COLIBRI_MTP", "2"));
-    assert_eq!(drafted(&["--mtp", "2"], &[save]), (true, false, false));
-    assert_eq!(drafted(&["--mtp", "off"], &[save]), (false, true, false));
-    assert_eq!(drafted(&[], &[save, mtp]), (false, true, false));
-    let given = ["--save-routing", path];
-    assert_eq!(drafted(&given, &[mtp]), (false, true, false));
-    let both = [&given[..], &["--mtp", "2"]].concat();
-    assert_eq!(drafted(&both, &[]), (false, true, true));
+    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (ids, kv) = (file("ids"), file("kv"));
+    std::fs::write(&ids, "3 4 5 6 7 8").unwrap();
+    let replay = ["--replay", &ids];
+    let report = json_of(&decode(&replay, &[("COLIBRI_KV", &kv)]));
+    assert_eq!(report["token_ids"].as_array().unwrap().len(), 2);
+    assert!(!std::path::Path::new(&kv).exists());
+    // Two flags that conflict are wrong usage.
+    is_wrong_usage(&decode(&[&replay[..], &["--kv", &kv]].concat(), &[]));
+    // COLIBRI_NO_KV, which every test sets, conflicts with `chat --kv`.
+    let mut chat = on_model("chat", &Saved::named("chat").dirs, &["--kv", &kv]);
+    chat.stdin(Stdio::null());
+    assert!(finish(chat).status.success());
+    assert!(std::path::Path::new(&kv).exists());
+    let mut profile = colibri();
+    profile.args([
+        "profile",
+        "--file",
+        &ids,
+        "--seconds",
+        "0.05",
+        "--direct",
+        "off",
+    ]);
+    profile.args([
+        "--engine",
+        "pread",
+        "--block-size",
+        "4",
+        "--queue-depth",
+        "1",
+    ]);
+    profile.env("COLIBRI_MODEL", "/nowhere");
+    let said = stderr(&finish(profile));
+    assert!(
+        !said.contains("/nowhere") && !said.contains("cannot be used"),
+        "{said}"
+    );
 }

@@ -1,10 +1,10 @@
-//! The model fixtures, and what the reference says about them.
+//! Finds the model fixtures and the reference's record of each.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// Where a model is, and what the reference says about it.
+/// A fixture and the reference's record of it.
 pub struct Saved {
     pub name: String,
     /// One directory, or those of a split model.
@@ -20,7 +20,7 @@ pub fn root() -> PathBuf {
     }
 }
 
-/// The fixtures of the repository, for tests that are about one of them.
+/// The fixtures of the repository.
 pub fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }

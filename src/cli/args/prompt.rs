@@ -1,4 +1,4 @@
-//! Where a prompt comes from: an argument, a file or the standard input.
+//! Reads a prompt from an argument, a file or the standard input.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -10,34 +10,36 @@ use clap::Args;
 use colibri_uring::runtime::tokenizer::{Settings, Tokenizer, TokenizerError};
 use rustix::fs::{FileType, fstat, major, minor};
 
-use crate::cli::args::WrongUsage;
-use crate::cli::args::size::human;
+use crate::cli::args::usage::WrongUsage;
+use crate::cli::output::size::human;
 
 /// The text of a prompt.
 #[derive(Debug, Args)]
 pub struct PromptArgs {
-    /// Text to continue; needs a tokenizer.json in the model's directory
+    /// Text to continue
+    ///
+    /// The model's directory must have a tokenizer.json. Redirected standard input is the prompt if you give none.
     #[arg(
         long,
         value_name = "TEXT",
         allow_hyphen_values = true,
-        env = "COLIBRI_PROMPT"
+        help_heading = "Prompt"
     )]
     prompt: Option<OsString>,
-    /// File with the text to continue, without the newline at its end; - is the standard input, which is also read when it is
-    /// redirected and no prompt is given
-    #[arg(long, value_name = "FILE", env = "COLIBRI_PROMPT_FILE")]
+    /// File with the text to continue; - is the standard input
+    ///
+    /// The newline at its end is removed.
+    #[arg(long, value_name = "FILE", help_heading = "Prompt")]
     prompt_file: Option<PathBuf>,
 }
 
 impl PromptArgs {
-    /// Whether a flag gives one.
+    /// Whether a flag gives a prompt.
     pub fn is_given(&self) -> bool {
         self.prompt.is_some() || self.prompt_file.is_some()
     }
 
-    /// The prompt, or `None` when nothing is given: the standard input is a terminal, `/dev/null` or empty. Wrong usage when
-    /// `--prompt` is not UTF-8.
+    /// Returns the prompt. `None` without a flag, if the standard input is a terminal, `/dev/null` or empty.
     pub fn read(&self) -> anyhow::Result<Option<String>> {
         match (&self.prompt, &self.prompt_file) {
             (Some(text), _) => match text.clone().into_encoded_bytes().try_into() {
@@ -52,7 +54,7 @@ impl PromptArgs {
     }
 }
 
-/// The ids of a prompt, or the token that begins a text, if the prompt is empty and the tokenizer has one.
+/// Encodes a prompt. An empty one becomes the tokenizer's bos_token, if it has one.
 pub fn encode(tokenizer: &Tokenizer, dir: &Path, text: &str) -> anyhow::Result<Vec<u32>> {
     match tokenizer.encode(text) {
         Err(TokenizerError::EmptyPrompt) => {
@@ -77,7 +79,7 @@ pub fn encode(tokenizer: &Tokenizer, dir: &Path, text: &str) -> anyhow::Result<V
     }
 }
 
-/// Whether the standard input is something that can hold a prompt.
+/// Whether the standard input can hold a prompt: neither a terminal nor /dev/null.
 fn redirected() -> bool {
     let stdin = io::stdin();
     if stdin.is_terminal() {
@@ -87,14 +89,14 @@ fn redirected() -> bool {
         return false;
     };
     let device = (major(found.st_rdev), minor(found.st_rdev));
-    // The number of /dev/null, by whatever name it was opened.
+    // /dev/null is device 1:3 under any name.
     !(FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice && device == (1, 3))
 }
 
 /// More text than any context holds.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// The text of a file, without the newline that ends it.
+/// Reads a file and removes the newline at its end.
 fn file(path: &Path) -> anyhow::Result<String> {
     let bytes = File::open(path).and_then(limited);
     let text = bytes.and_then(|bytes| without_newline(text(bytes)?));
@@ -106,7 +108,7 @@ fn standard_input() -> anyhow::Result<String> {
     text.context("cannot read the standard input")
 }
 
-/// The text of a file as it is.
+/// Reads a file unchanged.
 pub fn verbatim(path: &Path) -> anyhow::Result<String> {
     let text = File::open(path).and_then(limited).and_then(text);
     text.with_context(|| format!("cannot read {}", path.display()))
@@ -129,7 +131,7 @@ fn text(bytes: Vec<u8>) -> io::Result<String> {
     Ok(text)
 }
 
-/// Editors and `echo` end texts with a newline that is not meant to be continued, and some begin them with a byte order mark.
+/// Removes what editors and `echo` add: a newline at the end, a byte order mark at the start.
 fn without_newline(mut text: String) -> io::Result<String> {
     if text.ends_with('\n') {
         text.pop();
@@ -143,7 +145,7 @@ fn without_newline(mut text: String) -> io::Result<String> {
     })
 }
 
-/// Bytes that are text.
+/// Text whose bytes were checked.
 #[derive(Debug)]
 pub struct Utf8(pub String);
 

@@ -1,43 +1,49 @@
-//! The flags that say how tokens are chosen.
+//! Flags that choose tokens.
 
 use clap::Args;
 use colibri_uring::runtime::sample::Sampling;
 
-/// How the next token is chosen. In this order: repetition penalty, temperature, top-k, top-p, min-p.
+/// Chooses the next token. The order is repetition penalty, temperature, top-k, top-p, min-p.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// 0 takes the likeliest token; higher is more varied [default: decode 0; chat what the model's generation_config.json says, or 0]
-    #[arg(long, value_name = "T", value_parser = temperature, env = "COLIBRI_TEMPERATURE")]
+    /// Randomness: 0 always takes the most likely token
+    ///
+    /// By default decode takes 0. chat takes the value in the model's generation_config.json, or 0. The same is true of
+    /// the other flags under this heading.
+    #[arg(long, value_name = "T", value_parser = temperature, help_heading = "Sampling")]
     temperature: Option<f32>,
-    /// Draw from the likeliest tokens that have this probability together [default: as --temperature, or 1]
-    #[arg(long, value_name = "P", value_parser = probability, env = "COLIBRI_TOP_P")]
+    /// Sample from the most likely tokens whose probabilities add up to P [default: 1]
+    #[arg(long, value_name = "P", value_parser = probability, help_heading = "Sampling")]
     top_p: Option<f32>,
-    /// Draw from this many of the likeliest tokens; 0 is all [default: as --temperature, or 0]
-    #[arg(long, value_name = "K", env = "COLIBRI_TOP_K")]
+    /// Sample from the K most likely tokens; 0 is all [default: 0]
+    #[arg(long, value_name = "K", help_heading = "Sampling")]
     top_k: Option<usize>,
-    /// Draw from tokens at least this share as likely as the likeliest; 0 is all [default: as --temperature, or 0]
-    #[arg(long, value_name = "P", value_parser = share, env = "COLIBRI_MIN_P")]
+    /// Keep tokens with probability >= P x the most likely token's [default: 0]
+    #[arg(long, value_name = "P", value_parser = share, help_heading = "Sampling")]
     min_p: Option<f32>,
-    /// Make tokens less likely that were there already: their logits are divided by this if positive, else multiplied; 1 is
-    /// off [default: as --temperature, or 1]
-    #[arg(long, value_name = "R", value_parser = penalty, env = "COLIBRI_REPETITION_PENALTY")]
+    /// Penalise tokens that occurred before; 1 is off [default: 1]
+    ///
+    /// Divides a positive logit by R, and multiplies a negative one by it.
+    #[arg(long, value_name = "R", value_parser = penalty, help_heading = "Sampling")]
     repetition_penalty: Option<f32>,
-    /// How many of the last tokens, prompt included, --repetition-penalty looks at; 0 is all
+    /// Recent tokens that --repetition-penalty applies to; 0 is all
+    ///
+    /// The prompt counts.
     #[arg(
         long,
         value_name = "N",
         default_value_t = Sampling::default().repetition_window,
-        env = "COLIBRI_REPETITION_WINDOW"
+        hide_short_help = true,
+        help_heading = "Sampling"
     )]
     repetition_window: usize,
-    /// The same seed draws the same tokens
-    #[arg(long, value_name = "S", default_value_t = 0, env = "COLIBRI_SEED")]
+    /// Random seed: the same seed samples the same tokens
+    #[arg(long, value_name = "S", default_value_t = 0, help_heading = "Sampling")]
     seed: u64,
 }
 
 impl SamplingArgs {
-    /// What is asked for, and where nothing is, what `defaults` say.
+    /// The given flags, and `defaults` for the rest.
     pub fn over(&self, defaults: Sampling) -> Sampling {
         Sampling {
             temperature: self.temperature.unwrap_or(defaults.temperature),

@@ -1,4 +1,4 @@
-//! Sizes with units on the command line.
+//! Parses sizes with units.
 
 use std::str::FromStr;
 
@@ -12,7 +12,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Size, String> {
-        // The library takes a lone unit's absence for bytes and rounds a number too large down to the largest.
+        // `ByteSize` takes a number without a unit for bytes, and rounds one that is too large down to the largest.
         match ByteSize::from_str(text.trim()) {
             Ok(size) if size.0 < u64::MAX => Ok(Size(size.0)),
             Ok(_) => Err(format!("{text} is more bytes than can be counted")),
@@ -23,7 +23,7 @@ impl FromStr for Size {
     }
 }
 
-/// A size that is meant for a whole model: a number without unit is hardly ever one of bytes.
+/// Parses the size of a memory budget. Refuses a small number without a unit, which is unlikely to be bytes.
 pub fn memory(text: &str) -> Result<Size, String> {
     let size: Size = text.parse()?;
     let bare = text.trim().bytes().all(|b| b.is_ascii_digit() || b == b'.');
@@ -33,11 +33,6 @@ pub fn memory(text: &str) -> Result<Size, String> {
         ));
     }
     Ok(size)
-}
-
-/// A number of bytes for people: `20.3 MiB`.
-pub fn human(bytes: u64) -> String {
-    ByteSize::b(bytes).display().iec().to_string()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The flags that say how messages become a prompt.
+//! Flags that turn messages into a prompt.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -8,24 +8,26 @@ use colibri_uring::runtime::chat::Format;
 use colibri_uring::runtime::template::ChatTemplate;
 use colibri_uring::runtime::tokenizer::{Settings, Tokenizer};
 
-/// What a chat template is given besides the messages.
+/// What a chat template gets besides the messages.
 #[derive(Debug, Args)]
 pub struct TemplateArgs {
-    /// Message that comes before all others and says how to answer
+    /// System message: it comes before all others
     #[arg(
         long,
         value_name = "TEXT",
         allow_hyphen_values = true,
-        env = "COLIBRI_SYSTEM"
+        help_heading = "Prompt"
     )]
     pub system: Option<String>,
-    /// Variable for the chat template, like enable_thinking=false; the value is JSON, or else a text. May be given several times
-    #[arg(long, value_name = "NAME=VALUE", env = "COLIBRI_TEMPLATE_VAR")]
+    /// Variable for the chat template, like enable_thinking=false; repeatable
+    ///
+    /// A value that is not JSON is a text.
+    #[arg(long, value_name = "NAME=VALUE", help_heading = "Prompt")]
     pub template_var: Vec<Variable>,
 }
 
 impl TemplateArgs {
-    /// The chat template of the model in `dir`, with the variables.
+    /// Loads the chat template of the model in `dir` and sets the variables.
     pub fn format(&self, dir: &Path) -> anyhow::Result<Format> {
         let mut template = ChatTemplate::load(dir)?;
         for Variable { name, value } in &self.template_var {
@@ -35,7 +37,7 @@ impl TemplateArgs {
     }
 }
 
-/// The token with which the model in `dir` ends a message, if its tokenizer says: the config need not know it.
+/// Returns eos_token of tokenizer_config.json, which may be missing from config.json's eos_token_id.
 pub fn end_of_message(tokenizer: &Tokenizer, dir: &Path) -> anyhow::Result<Option<u32>> {
     let settings = Settings::load(dir)?;
     let Some(token) = settings.token("eos_token") else {

@@ -1,4 +1,4 @@
-//! `chat`: a conversation with a model.
+//! `chat`: talks with a model.
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use colibri_uring::config::Generation;
 use colibri_uring::model::Sequence;
 use colibri_uring::model::draft::Mode;
@@ -17,6 +16,7 @@ use colibri_uring::runtime::template::TemplateError;
 use colibri_uring::runtime::tokenizer::{Tokenizer, check_ids};
 use colibri_uring::runtime::{Model, TextRunner};
 
+use crate::cli::args::kv::ChatKvArgs;
 use crate::cli::args::model::{DraftArgs, ModelArgs};
 use crate::cli::args::sampling::SamplingArgs;
 use crate::cli::args::template::{self, TemplateArgs};
@@ -35,48 +35,51 @@ mod status;
 
 use command::Line;
 use input::{Input, Lines};
-use kv_store::ChatKvArgs;
+
 use status::{ContextUsage, Counters, say};
 
-/// Talk with a model: each line is a message, and the model remembers the conversation
+/// Chat with a model: each line is a message, and the model remembers the conversation
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
+#[command(after_long_help = "Examples:\n  \
     colibri-uring chat --model /models/GLM-5.2 --ram 24GiB --context 16384\n  \
     colibri-uring chat --model DIR --system \"You answer in one sentence.\" --template-var enable_thinking=false\n  \
     printf 'Hello\\nAnd in French?\\n' | colibri-uring chat --model DIR > answers.txt\n  \
-    colibri-uring chat --model DIR --kv plans.kv   # goes on with the conversation in that file\n\
-/help in a conversation lists its commands. Lines are kept in ~/.local/state/colibri-uring/history.")]
+    colibri-uring chat --model DIR --kv plans.kv   # continues the conversation in that file\n\
+Type /help in a conversation to list its commands. Your lines are saved in ~/.local/state/colibri-uring/history.")]
 pub struct ChatArgs {
+    #[command(flatten)]
+    template: TemplateArgs,
+    /// Use no chat template: your lines and the model's are one text
+    ///
+    /// This suits a model that was not trained to chat.
+    #[arg(long, help_heading = "Prompt")]
+    raw: bool,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
-    template: TemplateArgs,
-    /// Use no chat template: what you write and what the model writes is one text, as suits a model that was not trained to talk
-    #[arg(long, env = "COLIBRI_RAW", value_parser = FalseyValueParser::new())]
-    raw: bool,
-    /// Tokens of the conversation that memory is kept for [default: 8192, or what the model allows]
-    #[arg(long, value_name = "N", env = "COLIBRI_CONTEXT")]
+    draft: DraftArgs,
+    /// Tokens of context to reserve memory for [default: 8192, or the model's maximum]
+    #[arg(long, value_name = "N", help_heading = "Memory")]
     context: Option<usize>,
-    /// How many tokens an answer has at most [default: as many as the context has room for; 128 where an answer may never end:
-    /// with --raw, for the demo model, and without any stop token]
-    #[arg(short, value_name = "N", env = "COLIBRI_N")]
+    /// Tokens of an answer, at most [default: as many as the context holds]
+    ///
+    /// The default is 128 for answers that may never end: with --raw, for the demo model, and without any stop token.
+    #[arg(short, value_name = "N", help_heading = "Sampling")]
     n: Option<usize>,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
-    draft: DraftArgs,
-    #[command(flatten)]
     kv: ChatKvArgs,
 }
 
-/// Tokens of a conversation where nobody says how many.
+/// Tokens of context without --context.
 const DEFAULT_CONTEXT: usize = 8192;
-/// Tokens of an answer that may never end, where nobody says how many.
+/// Tokens of an answer that may never end, without -n.
 const DEFAULT_ANSWER: usize = 128;
-/// Tokens that are computed at once, if memory allows; a message is rarely longer.
+/// Tokens of one forward pass, if memory allows. Messages are rarely longer.
 const PREFILL: usize = 2048;
 
-/// Loads the model and talks until there is nothing more to say.
+/// Loads the model and answers until the input ends.
 pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let dir = &args.model.model[0];
     let Some(tokenizer) = Tokenizer::load(dir)? else {
@@ -92,7 +95,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
             .format(dir)
             .map_err(|error| match error.downcast_ref() {
                 Some(TemplateError::Missing { .. }) => {
-                    error.context("cannot chat (chat --raw does without a template)")
+                    error.context("cannot chat (chat --raw needs no template)")
                 }
                 _ => error,
             })?,
@@ -101,12 +104,12 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let opened = load::open(&args.model, args.draft.mtp.0)?;
     let config = opened.model().config();
     let max = config.max_position_embeddings;
-    let mut kept = args.kv.open(|| Ok(opened.model().fingerprint()?))?;
+    let mut kept = kv_store::open(&args.kv, || Ok(opened.model().fingerprint()?))?;
     let before = kept.as_ref().map_or(0, |kept| kept.file().ids().len());
     let context = match args.context {
         None => max.min(DEFAULT_CONTEXT.max(before.saturating_add(PREFILL))),
         Some(n) if before > 0 && n <= before => bail!(
-            "--context {n} is too little for the conversation that is kept, which has {}: give more, another --kv, --no-kv, or \
+            "--context {n} is too little for the saved conversation, which has {}: give more, another --kv, --no-kv, or \
              --kv-reset",
             pluralize(before, "token")
         ),
@@ -157,10 +160,9 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     ended
 }
 
-/// A running conversation.
 struct Chat<'a> {
     conversation: Conversation<'a>,
-    /// Where it is kept.
+    /// The file of the conversation.
     kept: Option<KvStore>,
     tokenizer: &'a Tokenizer,
     model: &'a Model,
@@ -170,11 +172,11 @@ struct Chat<'a> {
     drafts: Mode,
     stop: Vec<u32>,
     vocab: usize,
-    /// Tokens that fit.
+    /// Tokens of the context.
     context: usize,
-    /// Tokens of an answer at most.
+    /// Longest answer, in tokens.
     longest: usize,
-    /// That number was given.
+    /// Whether `longest` is from -n.
     longest_given: bool,
     interrupts: Interrupts,
 }
@@ -185,18 +187,18 @@ impl Chat<'_> {
         let interactive = lines.interactive();
         if interactive {
             say(&format!(
-                "context of {}; /help says what else can be typed, Ctrl-C stops an answer, Ctrl-D leaves",
+                "context of {}; type /help for commands, Ctrl-C stops an answer, Ctrl-D leaves",
                 pluralize(self.context, "token")
             ));
         }
         let (mut code, mut leaving) = (ExitCode::SUCCESS, false);
         loop {
             self.interrupts.idle.store(true, Ordering::SeqCst);
-            // Between two answers nobody was stopped by it.
+            // SIGTERM between two answers.
             if self.interrupts.terminated.load(Ordering::SeqCst) {
                 return Ok(interrupt::exit_code());
             }
-            // Ctrl-C is a signal until the next line is asked for, and a key from then on.
+            // Ctrl-C is a signal until the next line is read, and a key from then on.
             if leaving && self.interrupts.asked.load(Ordering::SeqCst) {
                 return Ok(code);
             }
@@ -225,7 +227,7 @@ impl Chat<'_> {
                     say("a new conversation");
                 }
                 Line::Unknown(word) => say(&format!(
-                    "there is no command {word}; /help lists those there are. With a space before it, it is a message"
+                    "there is no command {word}; /help lists the commands. Type a space first to send it as a message"
                 )),
                 Line::Message(text) => {
                     let answered = self.answer(&text, interactive)?;
@@ -256,7 +258,6 @@ impl Chat<'_> {
         say(&status::report(&stats, tokens, messages, self.room()));
     }
 
-    /// Answers a message on stdout.
     fn answer(&mut self, text: &str, interactive: bool) -> anyhow::Result<Answered> {
         let turn = match self.conversation.ask(text, self.context) {
             Ok(turn) => turn,
@@ -275,7 +276,7 @@ impl Chat<'_> {
         let after = Counters::from(&EngineStats::new(&mut self.runner, self.model));
         let prefilled = turn.rest().len();
         let all = turn.ids.len() + generated.ids.len();
-        // Also if it could not be printed.
+        // Even if printing failed.
         self.keep(turn, &generated)?;
         if let Some(error) = failed {
             return Err(error);
@@ -289,7 +290,7 @@ impl Chat<'_> {
         ));
         match generated.finish {
             Finish::Interrupted if interactive => say(match generated.ids.is_empty() {
-                true => "stopped before the answer: the message is taken back",
+                true => "stopped before the answer: the message is removed",
                 false => "stopped: what there is stays in the conversation",
             }),
             Finish::Length if all >= self.context => {
@@ -307,10 +308,10 @@ impl Chat<'_> {
         })
     }
 
-    /// Feeds what is new of the conversation, and prints what comes. An error ends the answer where it is.
+    /// Feeds the new part of the conversation and prints the answer. An error ends the answer early.
     fn generate(&mut self, turn: &Turn) -> GenerationOutcome {
         let mut sampler = Sampler::new(Sampling {
-            // Each answer draws from a stream of its own, so that it depends on the conversation and not on how it came about.
+            // The seed depends on the position, so that an answer depends only on the conversation before it.
             seed: (self.sampling.seed).wrapping_add(turn.ids.len() as u64),
             ..self.sampling
         });
@@ -331,7 +332,7 @@ impl Chat<'_> {
             limit: self.context,
             printer,
             opening: None,
-            // A stop token is no part of the answer.
+            // Stop tokens are not part of the answer.
             silent: &self.stop,
         }
         .run(&mut self.runner, &mut self.sequence);
@@ -339,7 +340,7 @@ impl Chat<'_> {
         written
     }
 
-    /// Adds the answer to the conversation. The rows that the sequence has of it serve the next message.
+    /// Adds the answer to the conversation and saves it. The sequence's rows serve the next message.
     fn keep(&mut self, turn: Turn, generated: &Generated) -> anyhow::Result<()> {
         let said = match (generated.finish, generated.ids.split_last()) {
             (Finish::Stop, Some((_, said))) => said,
@@ -357,11 +358,11 @@ impl Chat<'_> {
     }
 }
 
-/// What became of a message.
+/// How an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answered {
     Complete,
     Interrupted,
-    /// There is no room for it.
+    /// The message does not fit in the context.
     Refused,
 }

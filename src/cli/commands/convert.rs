@@ -1,4 +1,4 @@
-//! `convert`: quantise a checkpoint into a container.
+//! `convert`: quantises a checkpoint into a container.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -8,89 +8,88 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
 use colibri_uring::tools::convert::{Conversion, ConvertError, Options, Recipe, Summary};
 use serde::Serialize;
 
-use super::inspect;
-use crate::cli::args::size::{Size, human};
+use crate::cli::args::size::Size;
 use crate::cli::interrupt;
 use crate::cli::output::pluralize::pluralize;
-use crate::cli::output::printer::to_stdout;
-use crate::cli::output::progress;
+use crate::cli::output::printer::{print_json, to_stdout};
+use crate::cli::output::size::human;
+use crate::cli::output::{formats, progress};
 
-/// Quantise a checkpoint into a container, shard by shard; what is interrupted goes on when run again
+/// Quantise a checkpoint into a container; run it again to resume
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
+#[command(after_long_help = "Examples:\n  \
     colibri-uring convert /models/GLM-5.2-FP8 /models/GLM-5.2-int4\n  \
     colibri-uring convert /ssd1/GLM-5.2 /ssd2/GLM-5.2 /models/GLM-5.2-int8 --experts int8 --dense int8\n  \
     colibri-uring convert /models/GLM-5.2-FP8 /models/GLM-5.2-int4 --delete-source\n\n\
     FORMAT is int4-g64 (or another group size), int4, int8, int2, or keep. Routers, norms and biases become F32. \
-    Memory stays below 100 MB.")]
+    It takes less than 100 MB of memory.")]
 pub struct ConvertArgs {
-    /// Directory with config.json and *.safetensors; several for a checkpoint split over drives
+    /// Directory with config.json and *.safetensors; several for a split checkpoint
     #[arg(value_name = "SRC", required = true, num_args = 1..)]
     sources: Vec<PathBuf>,
-    /// Directory of the container: new, empty, or of the same conversion that was interrupted
+    /// Directory of the container: new, empty, or from the same conversion, interrupted
     #[arg(value_name = "OUT", required = true)]
     out: PathBuf,
-    /// Routed experts
+    /// Format of routed experts
     #[arg(
         long,
         value_name = "FORMAT",
         default_value = "int4-g64",
-        env = "COLIBRI_EXPERTS"
+        help_heading = "Formats"
     )]
     experts: FormatArg,
-    /// All other matrices
+    /// Format of all other matrices
     #[arg(
         long,
         value_name = "FORMAT",
         default_value = "int4-g64",
-        env = "COLIBRI_DENSE"
+        help_heading = "Formats"
     )]
     dense: FormatArg,
-    /// The embedding and the head
+    /// Format of the embedding and the head
     #[arg(
         long,
         value_name = "FORMAT",
         default_value = "int8",
-        env = "COLIBRI_EMBED"
+        help_heading = "Formats"
     )]
     embed: FormatArg,
-    /// The layer for multi-token prediction, experts included
+    /// Format of the layer for multi-token prediction, experts included
     #[arg(
         long,
         value_name = "FORMAT",
         default_value = "int8",
-        env = "COLIBRI_MTP"
+        help_heading = "Formats"
     )]
     mtp: FormatArg,
-    /// Size of a shard, at most
+    /// Largest size of a shard
     #[arg(
         long,
         value_name = "SIZE",
         default_value = "5GiB",
-        env = "COLIBRI_SHARD_SIZE"
+        help_heading = "Output"
     )]
     shard_size: Size,
-    /// Remove each file of the source when everything made from it is written and synced
-    #[arg(long, env = "COLIBRI_DELETE_SOURCE", value_parser = FalseyValueParser::new())]
+    /// Remove each source file when everything made from it is synced
+    #[arg(long, help_heading = "Output")]
     delete_source: bool,
-    /// Say what would be done, and do nothing
-    #[arg(long, env = "COLIBRI_DRY_RUN", value_parser = FalseyValueParser::new())]
+    /// Print the plan and write nothing
+    #[arg(long, help_heading = "Output")]
     dry_run: bool,
-    /// Threads [default: one for each CPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS")]
+    /// Compute threads [default: one per CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS", help_heading = "Compute")]
     threads: Option<u16>,
     /// Print one JSON object
-    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
-/// A format, or what is stored.
+/// `None` keeps the stored format.
 #[derive(Clone, Copy, Debug)]
 struct FormatArg(Option<Packing>);
 
@@ -113,13 +112,10 @@ impl FromStr for FormatArg {
 struct Report {
     #[serde(flatten)]
     summary: Summary,
-    /// Whether nothing was done.
     dry_run: bool,
-    /// How long it took.
     seconds: f64,
 }
 
-/// Plans, converts and prints.
 pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let conversion = Conversion::plan(Options {
@@ -137,12 +133,12 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     let planned = conversion.summary().clone();
     if planned.requantised > 0 {
         tracing::warn!(
-            "quantised already and rounded a second time: {} (keep leaves it as it is)",
+            "rounded a second time, because it is quantised already: {} (keep leaves it unchanged)",
             pluralize(planned.requantised, "tensor")
         );
     }
     conversion.check_space()?;
-    // Like the progress bar: for people who watch.
+    // On a terminal, like the progress bar.
     if args.dry_run && !args.json {
         to_stdout(|out| out.write_all(describe(&planned, args).as_bytes()))?;
     } else if !args.json && io::stderr().is_terminal() {
@@ -166,7 +162,7 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     };
     let seconds = start.elapsed().as_secs_f64();
     if args.json {
-        crate::cli::output::print_json(&Report {
+        print_json(&Report {
             summary,
             dry_run: args.dry_run,
             seconds,
@@ -185,7 +181,7 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is going to happen, for people.
+/// Describes the plan.
 fn describe(summary: &Summary, args: &ConvertArgs) -> String {
     let mut text = format!(
         "{} of tensors become {} in {}; {} are free at {}\n",
@@ -195,10 +191,10 @@ fn describe(summary: &Summary, args: &ConvertArgs) -> String {
         human(summary.space_free),
         args.out.display()
     );
-    text += &inspect::table(&summary.formats);
+    text += &formats::table(&summary.formats);
     if summary.unknown > 0 {
         text += &format!(
-            "copied, as no part of this architecture: {}\n",
+            "copied, because this architecture does not use it: {}\n",
             pluralize(summary.unknown, "tensor")
         );
     }

@@ -1,86 +1,32 @@
-//! `decode`: continue a prompt.
+//! `decode`: continues a prompt.
 
 use std::io::{self, IsTerminal};
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::ensure;
-use clap::builder::FalseyValueParser;
-use clap::{ArgGroup, Args};
-use colibri_uring::model::draft::Mode;
 use colibri_uring::runtime::generate::{Finish, Source};
 use colibri_uring::runtime::sample::{Sampler, Sampling};
 use colibri_uring::runtime::tokenizer::check_ids;
 use colibri_uring::runtime::{RunOptions, demo};
 use serde::Serialize;
 
-use crate::cli::args::WrongUsage;
-use crate::cli::args::model::{DraftArgs, Ids, ModelArgs};
-use crate::cli::args::prompt::PromptArgs;
-use crate::cli::args::sampling::SamplingArgs;
-use crate::cli::args::template::{self, TemplateArgs};
+use crate::cli::args::template;
 use crate::cli::commands::generation::{GenerationOutcome, GenerationRun};
-use crate::cli::commands::kv::{KvArgs, Turn};
+use crate::cli::commands::kv::Turn;
 use crate::cli::commands::load::{self, Loaded};
-use crate::cli::output::printer::{Printer, nowhere};
+use crate::cli::output::printer::{Printer, nowhere, print_json};
 use crate::cli::output::stats::{EngineStats, Mtp, Stats, peak_rss_bytes};
-use crate::cli::output::trace_outputs::TraceArgs;
+use crate::cli::output::trace_outputs::TraceOutputs;
 
+mod args;
 mod input;
 mod recording;
 mod summary;
 
+pub use args::DecodeArgs;
 use input::Input;
 use recording::{measured, recorder};
 use summary::{rate, summarise};
-
-/// Continue a prompt, printing tokens as they are generated
-#[derive(Debug, Args)]
-#[command(group(ArgGroup::new("input").args(["prompt", "prompt_file", "prompt_ids", "replay"])))]
-#[command(after_help = "Examples:\n  \
-    colibri-uring decode --model /models/GLM-5.2 --ram 24GiB -n 64 --prompt \"The hummingbird\"\n  \
-    colibri-uring decode --model DIR --prompt-ids 3,14,159 -n 16 --json\n  \
-    colibri-uring decode --model DIR --prompt-file prompt.txt --temperature 0.8 --top-p 0.95 --seed 7\n  \
-    git log --oneline | colibri-uring decode --model DIR --chat --system \"Write release notes.\"\n  \
-    colibri-uring decode --model DIR --kv talk.kv --prompt-file whole-talk.txt   # computes only what is new in it\n  \
-    colibri-uring decode --model DIR --kv story.kv --kv-append --prompt \" Then\"   # goes on with the story")]
-pub struct DecodeArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// Whether the demo model's own prompt is taken when none is given, without looking for one anywhere.
-    #[arg(skip)]
-    pub demonstrate: bool,
-    #[command(flatten)]
-    draft: DraftArgs,
-    #[command(flatten)]
-    text: PromptArgs,
-    /// Put the prompt as a message into the model's own chat template, to be answered
-    #[arg(long, conflicts_with_all = ["prompt_ids", "replay", "kv_append"], env = "COLIBRI_CHAT", value_parser = FalseyValueParser::new())]
-    chat: bool,
-    #[command(flatten)]
-    template: TemplateArgs,
-    /// Token ids to continue
-    #[arg(long, value_name = "IDS", env = "COLIBRI_PROMPT_IDS")]
-    prompt_ids: Option<Ids>,
-    /// File of token ids: the first 4 are the prompt, the others are fed one at a time, whatever the model would choose
-    #[arg(long, value_name = "FILE", env = "COLIBRI_REPLAY")]
-    replay: Option<PathBuf>,
-    /// How many tokens to generate at most [default: 128, or as many as the model's context has room for]
-    #[arg(short, value_name = "N", env = "COLIBRI_N", conflicts_with = "replay")]
-    n: Option<usize>,
-    #[command(flatten)]
-    sampling: SamplingArgs,
-    #[command(flatten)]
-    kv: KvArgs,
-    /// Keep what the routers said in this file, for `simulate --routing`; nothing is drafted then
-    #[arg(long, value_name = "FILE", env = "COLIBRI_SAVE_ROUTING")]
-    save_routing: Option<PathBuf>,
-    #[command(flatten)]
-    traces: TraceArgs,
-    /// Print one JSON object, when all is done
-    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
-    json: bool,
-}
 
 /// The JSON object.
 #[derive(Debug, Serialize)]
@@ -92,50 +38,18 @@ struct Report<'a> {
     stats: Stats,
 }
 
-impl DecodeArgs {
-    /// Whether the flag of this field is on the command line.
-    fn given(&self, field: &str) -> bool {
-        self.model.given.has(field)
-    }
-
-    /// Fails when flags are given that have no meaning without `--chat`. In the environment they are for other commands too.
-    fn check_chat(&self) -> Result<(), WrongUsage> {
-        for (field, flag) in [("system", "--system"), ("template_var", "--template-var")] {
-            if self.given(field) && !self.chat {
-                return Err(WrongUsage(format!("{flag} needs --chat")));
-            }
-        }
-        Ok(())
-    }
-
-    /// The file of `--save-routing`. Its variable gives way to drafts that are asked for on the command line.
-    fn save_routing(&self) -> Option<&Path> {
-        let drafts = self.given("mtp") && self.draft.mtp.0 != Mode::Off;
-        let gives_way = drafts && !self.given("save_routing");
-        self.save_routing.as_deref().filter(|_| !gives_way)
-    }
-
-    /// How many tokens are drafted. The variable of `--mtp` gives way to what takes one token a pass.
-    fn drafts(&self) -> Mode {
-        let one_at_a_time = match (&self.replay, self.save_routing()) {
-            (Some(_), _) => "--replay",
-            (None, Some(_)) => "--save-routing",
-            (None, None) => return self.draft.mtp.0,
-        };
-        if self.given("mtp") && matches!(self.draft.mtp.0, Mode::Drafts(_)) {
-            tracing::warn!("{one_at_a_time} takes one token a pass: --mtp is ignored");
-        }
-        Mode::Off
-    }
-}
-
 /// Loads the model, generates and prints.
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     args.check_chat()?;
     let drafts = args.drafts();
     let opened = load::open(&args.model, drafts)?;
-    // Before the file of --kv, which stays as it is where one of these cannot be.
-    let (traces, routing) = (args.traces).create(args.save_routing(), args.kv.kv.as_deref())?;
+    // Before the file of --kv, which an error here must not touch.
+    let (traces, routing) = TraceOutputs::create(
+        args.traces.trace.as_deref(),
+        args.traces.report.as_deref(),
+        args.save_routing.as_deref(),
+        args.kv.kv.as_deref(),
+    )?;
     let mut turn = Turn::open(&args.kv, || Ok(opened.model().fingerprint()?))?;
     let mut input = Input::read(args, turn.as_ref().is_some_and(Turn::goes_on))?;
     if let Some(turn) = &turn {
@@ -155,7 +69,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         }
         None => {
             let defaults = Sampling {
-                // A small model repeats itself when it always says the likeliest.
+                // The demo model repeats itself at temperature 0.
                 temperature: if input.demonstrates { 0.7 } else { 0.0 },
                 ..Sampling::default()
             };
@@ -218,8 +132,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     }
     .run(&mut runner, &mut sequence);
     let (new, finish) = (&generated.ids, generated.finish);
-    // What was generated is printed also if it cannot be saved, and saved also if it cannot be printed. A prompt that could not be
-    // computed takes nothing away from what there is.
+    // Print even if saving fails, and save even if printing fails. A prompt that failed leaves the file unchanged.
     let nothing = failed.is_some() && finish == Finish::Interrupted && new.is_empty();
     let saved = match &mut turn {
         Some(turn) if !nothing => turn.save(&mut runner, &mut sequence, &input.prompt, new, finish),
@@ -237,7 +150,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         }
         _ => Ok(()),
     };
-    // Before the statistics, which then count nothing that it lacks.
+    // Before the statistics, so that they count nothing beyond the recording.
     let recorded = traces.take(&mut runner, &model);
     let stats = Stats {
         load_seconds,
@@ -254,7 +167,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let pictured = traces.write(recorded, &model, &stats);
     let told = if args.json {
         let text = input.tokenizer.as_ref().map(|t| t.decode(&generated.ids));
-        crate::cli::output::print_json(&Report {
+        print_json(&Report {
             prompt_ids: &input.prompt,
             token_ids: &generated.ids,
             text: text.transpose()?,

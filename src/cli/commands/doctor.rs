@@ -1,11 +1,10 @@
-//! `doctor`: what this machine allows, and what to do about what it does not.
+//! `doctor`: checks what the machine allows, with advice for each failed check.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use colibri_ring::probe::{self, direct, huge};
 use colibri_ring::{DirectMode, limits};
 use colibri_uring::config::Config;
@@ -15,39 +14,37 @@ use colibri_uring::stream::{Catalog, ExpertFiles};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::plan::Report;
-use crate::cli::args::model::check_model;
-use crate::cli::args::size::human;
+use crate::cli::args::drives::check_model;
+use crate::cli::output::memory::Report;
 use crate::cli::output::pluralize::pluralize;
-use crate::cli::output::printer::to_stdout;
+use crate::cli::output::printer::{print_json, to_stdout};
+use crate::cli::output::size::human;
 
-/// Say what this machine allows: io_uring, huge pages, O_DIRECT, limits, CPU, memory
+/// Check this machine: io_uring, huge pages, O_DIRECT, limits, CPU, memory
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  colibri-uring doctor\n  colibri-uring doctor /models/GLM-5.2 --json"
+    after_long_help = "Examples:\n  colibri-uring doctor\n  colibri-uring doctor /models/GLM-5.2 --json"
 )]
 pub struct DoctorArgs {
-    /// Directories whose O_DIRECT is tried; the current one if none is given
+    /// Directories to try O_DIRECT in [default: the current one]
     #[arg(value_name = "DIR")]
     dirs: Vec<PathBuf>,
-    /// The same, as other commands spell it
-    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
+    /// Directory of a model to try O_DIRECT on, and to check that it fits
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL", help_heading = "Model")]
     model: Vec<PathBuf>,
     /// Print one JSON object
-    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
-/// One thing that was looked at.
 #[derive(Debug, Serialize)]
 struct Check {
     name: String,
     ok: bool,
-    /// What was found.
     found: String,
-    /// What to do, when it is not ok.
+    /// What to do if `ok` is false.
     advice: Option<String>,
-    /// The same as `found`, for programs.
+    /// `found` in JSON.
     details: Value,
 }
 
@@ -62,7 +59,7 @@ impl Check {
         }
     }
 
-    /// The check fails if `wrong`, with this advice.
+    /// Fails the check if `wrong`, with this advice.
     fn unless(mut self, wrong: bool, advice: impl Into<String>) -> Check {
         if wrong {
             self.ok = false;
@@ -72,8 +69,8 @@ impl Check {
     }
 }
 
-/// Looks at everything and prints it. What the machine lacks is a warning, not a failure: everything works
-/// without it, slower. A model that is none is a failure.
+/// Runs all checks. A missing feature is a warning, because everything works without it, slower. A broken model is a
+/// failure.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut dirs: Vec<&Path> = args
         .dirs
@@ -93,7 +90,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     };
     if args.json {
         let ok = model.is_ok() && checks.iter().all(|check| check.ok);
-        crate::cli::output::print_json(&json!({ "ok": ok, "checks": checks }))?;
+        print_json(&json!({ "ok": ok, "checks": checks }))?;
     } else {
         to_stdout(|out| print(out, &checks))?;
     }
@@ -111,7 +108,7 @@ fn print(out: &mut dyn Write, checks: &[Check]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a model fits, with a context that most conversations stay within.
+/// Checks that a model fits with a context of 4096 tokens.
 fn model_memory(dirs: &[PathBuf]) -> anyhow::Result<Check> {
     const CONTEXT: usize = 4096;
     check_model(dirs)?;
@@ -183,7 +180,7 @@ fn memlock() -> Check {
         Some(bytes) => format!("{} of memory may be registered with io_uring", human(bytes)),
     };
     let details = json!({ "soft": limit.soft, "hard": limit.hard, "cap_ipc_lock": exempt });
-    // A few slabs of a large model: below it most reads go to unregistered memory.
+    // A few slabs of a large model. Below this limit most reads go to unregistered memory.
     const LITTLE: u64 = 1 << 30;
     let little = !exempt && limit.hard.is_some_and(|bytes| bytes < LITTLE);
     Check::new("memlock", found, details).unless(
@@ -222,7 +219,7 @@ fn descriptors() -> Check {
         Some(hard) => format!("{} may be open", pluralize(hard, "file")),
         None => "any number of files may be open".to_owned(),
     };
-    // Two for each of some 156 shards and its four mirrors, and a few more.
+    // Two for each of some 156 shards and its four mirrors, with a margin.
     const ENOUGH: u64 = 2048;
     Check::new(
         "descriptors",

@@ -1,4 +1,4 @@
-//! `inspect`: what is in a model's shards.
+//! `inspect`: lists the formats, layers and sizes in a model's shards.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -7,7 +7,6 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use colibri_uring::config::Config;
 use colibri_uring::model::{prediction, resident_formats};
 use colibri_uring::quant::Format;
@@ -17,19 +16,20 @@ use colibri_uring::stream::catalog::Projection;
 use colibri_uring::weight::Counts;
 use serde::Serialize;
 
-use crate::cli::args::size::human;
+use crate::cli::output::formats;
 use crate::cli::output::pluralize::pluralize;
-use crate::cli::output::printer::to_stdout;
+use crate::cli::output::printer::{print_json, to_stdout};
+use crate::cli::output::size::human;
 
-/// Show what is in the safetensors files of a model
+/// List what the safetensors files of a model hold
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  colibri-uring inspect --model /models/GLM-5.2")]
+#[command(after_long_help = "Example:\n  colibri-uring inspect --model /models/GLM-5.2")]
 pub struct InspectArgs {
-    /// Directory with *.safetensors files; give it several times for a model split over drives [default: the demo model]
-    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
+    /// Directory with *.safetensors; repeat it for a split model [default: the demo model]
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL", help_heading = "Model")]
     pub model: Vec<PathBuf>,
     /// Print one JSON object
-    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
@@ -40,19 +40,18 @@ struct Report {
     shards: usize,
     /// Number of tensors, scales included.
     tensors: usize,
-    /// How many of them are scales of others.
+    /// Tensors that are scales of other tensors.
     scales: usize,
     /// Bytes of all tensors.
     bytes: u64,
     /// Bytes of the files, with their headers.
     file_bytes: u64,
-    /// How long indexing took.
     index_seconds: f64,
-    /// Bytes of the largest routed expert; 0 when there is none.
+    /// Bytes of the largest routed expert; 0 without experts.
     expert_bytes: u64,
-    /// Tensors and bytes by format, scales counted with their matrices; by element type where there is no format.
+    /// Tensors and bytes by format, or by element type. Scales count with their matrices.
     formats: Counts,
-    /// Number of layers by kind; `null` without a config.json.
+    /// `null` without a config.json.
     layers: Option<Layers>,
 }
 
@@ -60,16 +59,15 @@ struct Report {
 struct Layers {
     dense: usize,
     sparse: usize,
-    /// Layers of multi-token prediction, beyond the last one.
+    /// Layers of multi-token prediction, after the last decoder layer.
     mtp: usize,
 }
 
-/// Indexes the shards and prints the report.
 pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let shards = Shards::open(&args.model)?;
     let index_seconds = start.elapsed().as_secs_f64();
-    // What is no model, or not a whole one, can still be looked at.
+    // Files without a config.json, or with a wrong one, can still be listed.
     let config = (args.model[0].join("config.json").exists())
         .then(|| Config::load(&args.model[0]))
         .and_then(|loaded| {
@@ -96,7 +94,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
         layers: config.map(|config| layers(&shards, &config)),
     };
     if args.json {
-        crate::cli::output::print_json(&report)?;
+        print_json(&report)?;
     } else {
         to_stdout(|out| print(out, &report))?;
     }
@@ -113,7 +111,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         pluralize(report.shards, "file"),
         human(report.file_bytes)
     )?;
-    out.write_all(table(&report.formats).as_bytes())?;
+    out.write_all(formats::table(&report.formats).as_bytes())?;
     if let Some(layers) = report.layers {
         writeln!(
             out,
@@ -129,17 +127,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(out, "indexed in {:.3} s", report.index_seconds)
 }
 
-/// The formats as lines, and before them what is counted.
-pub fn table(formats: &Counts) -> String {
-    let title = "by format, scales as a part of what they scale:\n".to_owned();
-    let lines = formats.iter().map(|(format, found)| {
-        let (tensors, bytes) = (pluralize(found.tensors, "tensor"), human(found.bytes));
-        format!("  {format:<14} {tensors:>16}  {bytes}\n")
-    });
-    std::iter::once(title).chain(lines).collect()
-}
-
-/// The formats of all matrices that the model uses.
+/// Formats of all matrices that the model uses, by tensor name.
 fn packed(shards: &Shards, config: &Config) -> anyhow::Result<HashMap<String, Format>> {
     let with_prediction = prediction(shards, config).ok();
     let config = with_prediction.as_ref().unwrap_or(config);
@@ -170,7 +158,7 @@ fn layers(shards: &Shards, config: &Config) -> Layers {
     }
 }
 
-/// Counts the tensors by format, and those among them that are scales.
+/// Counts the tensors by format, and the scales among them.
 fn by_format<'a>(
     tensors: impl Iterator<Item = Tensor<'a>>,
     packed: &HashMap<String, Format>,
@@ -191,7 +179,7 @@ fn by_format<'a>(
     (counts, scales)
 }
 
-/// Bytes of all tensors of the largest routed expert, scales included.
+/// Bytes of the largest routed expert, scales included.
 fn largest_expert<'a>(tensors: impl Iterator<Item = Tensor<'a>>) -> u64 {
     let mut experts: BTreeMap<(&str, Option<u32>), u64> = BTreeMap::new();
     for tensor in tensors {

@@ -1,55 +1,18 @@
-//! `--kv`: a conversation that is kept in a file, and what a prompt reuses of it.
+//! Saves a context in a file, and reuses its common prefix with the next prompt.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use clap::Args;
-use clap::builder::FalseyValueParser;
 use colibri_uring::model::{Runner, Sequence, reusable};
 use colibri_uring::runtime::generate::Finish;
 use colibri_uring::runtime::kv_file::{Fingerprint, KvFile, KvFileError, RestoreError};
-use serde::Serialize;
 
+use crate::cli::args::kv::KvArgs;
 use crate::cli::output::pluralize::pluralize;
+use crate::cli::output::stats::KvStats;
 
-/// Where `decode` keeps what it has computed.
-#[derive(Debug, Args)]
-pub struct KvArgs {
-    /// Keep the context in this file: what the prompt has in common with it is not computed again. The prompt is the whole
-    /// text: what follows it in the file, like an earlier answer to it, is replaced (--kv-append goes on with it instead). The
-    /// file decides speed, never the result
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with = "replay",
-        env = "COLIBRI_KV"
-    )]
-    pub kv: Option<PathBuf>,
-    /// Go on with the text in the file of --kv: the prompt, if there is one, comes after it
-    #[arg(long, requires = "kv", env = "COLIBRI_KV_APPEND", value_parser = FalseyValueParser::new())]
-    pub kv_append: bool,
-    /// Start the file of --kv anew, whatever KV file is there; it is replaced when the run is complete
-    #[arg(long, requires = "kv", env = "COLIBRI_KV_RESET", value_parser = FalseyValueParser::new())]
-    pub kv_reset: bool,
-}
-
-/// What keeping a context has cost and spared, in the JSON of `decode`.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct KvStats {
-    /// Tokens of the file that the text no longer has.
-    pub dropped_tokens: u64,
-    /// Whether the file has the text of this run. (An addition that was interrupted before anything followed it is left out.)
-    pub saved: bool,
-    /// Bytes of the file, after this run.
-    pub file_bytes: u64,
-    /// Reading the file into memory.
-    pub restore_seconds: f64,
-    /// Writing what is new, until it is on the disk.
-    pub save_seconds: f64,
-}
-
-/// A context that is kept in a file.
+/// A context saved in a file.
 #[derive(Debug)]
 pub struct KvStore {
     file: KvFile,
@@ -58,7 +21,7 @@ pub struct KvStore {
 }
 
 impl KvStore {
-    /// Opens the file, or makes it; with `reset` one that is begun anew.
+    /// Opens or creates the file. `reset` starts it anew.
     pub fn open(
         path: &Path,
         reset: bool,
@@ -75,12 +38,11 @@ impl KvStore {
         })
     }
 
-    /// The file.
     pub fn file(&self) -> &KvFile {
         &self.file
     }
 
-    /// Forgets what is in the file, at once.
+    /// Empties the file.
     pub fn clear(&mut self) -> anyhow::Result<()> {
         Ok(self.file.clear()?)
     }
@@ -97,7 +59,7 @@ impl KvStore {
             Err(RestoreError::File(error)) => return Err(error.into()),
             Err(error) => {
                 let file = self.file.path().display();
-                return Err(error).with_context(|| format!("cannot go on with {file}"));
+                return Err(error).with_context(|| format!("cannot continue {file}"));
             }
             Ok(()) => {}
         }
@@ -105,7 +67,7 @@ impl KvStore {
         Ok(())
     }
 
-    /// Saves the text `history`, whose beginning `sequence` has, with a `note`.
+    /// Saves the text `history`, of which `sequence` has a prefix, with a `note`.
     pub fn save(
         &mut self,
         runner: &mut Runner,
@@ -113,7 +75,7 @@ impl KvStore {
         history: &[u32],
         note: &[u8],
     ) -> anyhow::Result<()> {
-        // Without it the text is drafted less when it goes on.
+        // Otherwise the next run drafts less at first.
         if let Err(error) = runner.settle_drafts(sequence) {
             tracing::debug!("the prediction layer is not up to date: {error}");
         }
@@ -124,7 +86,7 @@ impl KvStore {
     }
 }
 
-/// The file of one run of `decode`.
+/// The KV file of one `decode`.
 #[derive(Debug)]
 pub struct Turn {
     kept: KvStore,
@@ -135,7 +97,7 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Opens the file that the flags name, if they do.
+    /// Opens the file of `--kv`, if given.
     pub fn open(
         args: &KvArgs,
         fingerprint: impl FnOnce() -> anyhow::Result<Fingerprint>,
@@ -146,8 +108,8 @@ impl Turn {
         let kept = KvStore::open(path, args.kv_reset, fingerprint()?)?;
         ensure!(
             args.kv_reset || kept.file.note().is_empty(),
-            "{} has a conversation of `chat`, whose messages `decode` would lose; it stays as it is: give another file to --kv, or \
-             --kv-reset to begin anew",
+            "{} has a conversation of `chat`, whose messages `decode` would lose; it is unchanged: give another file to --kv, or \
+             --kv-reset to start anew",
             path.display()
         );
         Ok(Some(Turn {
@@ -158,12 +120,12 @@ impl Turn {
         }))
     }
 
-    /// Whether a prompt comes after a text that is there.
+    /// Whether the prompt comes after a saved text.
     pub fn goes_on(&self) -> bool {
         self.append && !self.kept.file.ids().is_empty()
     }
 
-    /// The whole text that `prompt` stands for.
+    /// The whole text: with `--kv-append`, the saved text and `prompt`.
     pub fn text(&self, prompt: Vec<u32>) -> Vec<u32> {
         match self.append {
             true => [self.kept.file.ids(), &prompt].concat(),
@@ -171,13 +133,13 @@ impl Turn {
         }
     }
 
-    /// How many tokens of `prompt` need not be computed.
+    /// How many tokens of `prompt` the file has.
     pub fn reusable(&self, prompt: &[u32]) -> usize {
         let file = &self.kept.file;
         reusable(file.ids(), prompt).min(file.rows())
     }
 
-    /// Continues `sequence` after what `prompt` has in common with the file, and returns how many tokens that are.
+    /// Continues `sequence` after the common prefix of `prompt` and the file. Returns the length of the prefix.
     pub fn restore(
         &mut self,
         runner: &mut Runner,
@@ -192,8 +154,8 @@ impl Turn {
         self.dropped = known.len() - common;
         if self.dropped > common {
             tracing::warn!(
-                "the prompt has only {common} of the {} in {}: the others are dropped from it (--kv-append goes on \
-                 with them instead)",
+                "the prompt shares only {common} of the {} in {}: the others are dropped from it (--kv-append continues \
+                 them instead)",
                 pluralize(known.len(), "token"),
                 file.path().display()
             );
@@ -201,7 +163,7 @@ impl Turn {
         Ok(reused)
     }
 
-    /// Saves what there is after `prompt` was continued with `new`, also when that was interrupted.
+    /// Saves `prompt` and its continuation `new`, even after an interruption.
     pub fn save(
         &mut self,
         runner: &mut Runner,
@@ -211,7 +173,7 @@ impl Turn {
         finish: Finish,
     ) -> anyhow::Result<()> {
         let history = match finish == Finish::Interrupted && new.is_empty() {
-            // Whoever gives an unfinished addition again would have it twice. A whole text is worth what was computed of it.
+            // The next --kv-append would repeat an unfinished addition. A whole prompt keeps the computed prefix.
             true if self.append => return Ok(()),
             true => sequence.ids().to_vec(),
             false => [prompt, new].concat(),
@@ -221,7 +183,6 @@ impl Turn {
         Ok(())
     }
 
-    /// What all that has cost.
     pub fn stats(&self) -> KvStats {
         KvStats {
             dropped_tokens: self.dropped as u64,

@@ -1,4 +1,4 @@
-//! `profile`: what a drive gives, read as experts are read.
+//! `profile`: measures a drive with the reads that decoding does.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -12,7 +12,6 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, ensure};
-use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_ring::{DirectMode, File, Layout, Options};
 use colibri_uring::config::Config;
@@ -26,69 +25,79 @@ use colibri_uring::tools::report::hlog::Interval;
 use colibri_uring::tools::report::machine;
 use colibri_uring::tools::report::profile::{About, page};
 
-use crate::cli::args::model::{DirectArg, seconds};
-use crate::cli::args::size::{Size, human};
+use crate::cli::args::files::ReportArgs;
+use crate::cli::args::size::Size;
+use crate::cli::args::values::{DirectArg, seconds};
 use crate::cli::interrupt;
 use crate::cli::output::pluralize::pluralize;
-use crate::cli::output::printer::to_stdout;
+use crate::cli::output::printer::{print_json, to_stdout};
 use crate::cli::output::progress;
-use crate::cli::output::report_files::ReportArgs;
+use crate::cli::output::report_files::Reports;
+use crate::cli::output::size::human;
 
 mod table;
 use table::{Report, cache_lines, mode, print};
 
 /// Measure a drive with random reads of expert-sized blocks
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
+#[command(after_long_help = "Examples:\n  \
     colibri-uring profile --model /ssd/GLM-5.2 --report profile.html\n  \
     colibri-uring profile --file /ssd/large --block-size 1MiB 19MiB --queue-depth 4 8 --engine uring --json\n  \
-    colibri-uring profile --model /ssd/GLM-5.2 --seconds 5      # for a drive that is to be bought\n\n\
-    Without --seconds all of it takes about half a minute.")]
+    colibri-uring profile --model /ssd/GLM-5.2 --seconds 5\n\n\
+    Without --seconds all runs together take about half a minute.")]
 pub struct ProfileArgs {
-    /// Directory of a model, whose experts are read; several times for a model split over drives [default: the demo model]
-    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
+    /// Directory of a model whose experts to read; repeat it for a split model [default: the demo model]
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL", help_heading = "Model")]
     pub model: Vec<PathBuf>,
-    /// Any large file
-    #[arg(long, value_name = "F", conflicts_with = "model", env = "COLIBRI_FILE")]
+    /// Large file to read instead of a model
+    #[arg(
+        long,
+        value_name = "F",
+        conflicts_with = "model",
+        help_heading = "Model"
+    )]
     pub file: Option<PathBuf>,
-    /// Bytes of a read, also several [default: the model's experts as they lie, and the pieces that decoding reads them in; of
-    /// a file 1MiB, 4MiB and 19MiB]
-    #[arg(long, value_name = "SIZE", num_args = 1.., value_delimiter = ',', env = "COLIBRI_BLOCK_SIZE")]
+    /// Bytes per read, one size or several [default: those of the model's reads]
+    ///
+    /// A model is read in whole experts, and in the pieces that decoding reads. The defaults for a file are 1MiB, 4MiB and
+    /// 19MiB.
+    #[arg(long, value_name = "SIZE", num_args = 1.., value_delimiter = ',', help_heading = "Reads")]
     block_size: Vec<Size>,
-    /// Reads at once, also several [default: 1, 2, 4, 8 and 16]
-    #[arg(long, value_name = "N", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256),
-        env = "COLIBRI_QUEUE_DEPTH")]
+    /// Concurrent reads, one number or several [default: 1, 2, 4, 8 and 16]
+    #[arg(long, value_name = "N", num_args = 1.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Reads")]
     queue_depth: Vec<u16>,
-    /// What reads
-    #[arg(long, value_enum, default_value = "all", env = "COLIBRI_ENGINE")]
+    /// I/O engine: all, uring, pread or tokio-uring
+    #[arg(long, value_enum, default_value = "all", help_heading = "Reads")]
     engine: ReaderArg,
-    /// Whether to read around the page cache (O_DIRECT); auto does where that is possible
-    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_DIRECT")]
+    /// Bypass the page cache with O_DIRECT: auto, on or off
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Reads")]
     direct: DirectArg,
-    /// How long each measurement takes [default: 2, or less where all of them would take more than half a minute]
-    #[arg(long, value_name = "S", value_parser = seconds, env = "COLIBRI_SECONDS")]
+    /// Seconds of each measurement [default: 2, or less for many of them]
+    ///
+    /// By default all measurements together take at most half a minute.
+    #[arg(long, value_name = "S", value_parser = seconds, help_heading = "Reads")]
     seconds: Option<f64>,
     #[command(flatten)]
     reports: ReportArgs,
     /// Print one JSON object
-    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
 /// `--engine` of this command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ReaderArg {
-    /// One after the other, and pread through the page cache beside them
+    /// All of them, and pread through the page cache
     All,
-    /// The ring: registered files, and slabs on huge pages
+    /// io_uring with registered files, and slabs on huge pages
     Uring,
-    /// Threads
+    /// pread on worker threads
     Pread,
-    /// tokio-uring
+    /// The tokio-uring crate, for comparison
     TokioUring,
 }
 
-/// What is read, and what a token of the model needs of it.
+/// What to read, and how much of it a token of the model needs.
 struct Subject {
     name: String,
     target: Target,
@@ -96,10 +105,9 @@ struct Subject {
     demand: Option<Demand>,
 }
 
-/// Measures and prints.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
-    let reports = args.reports.create()?;
-    let looking = progress::spinner("looking at the files".into());
+    let reports = Reports::create(args.reports.report.as_deref(), args.reports.hlog.as_deref())?;
+    let looking = progress::spinner("opening the files".into());
     let subject = match &args.file {
         Some(path) => of_file(args, path)?,
         None => of_model(args)?,
@@ -115,13 +123,13 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let planned = runs.len();
     let (runs, interrupted) = measure(args, &subject.target, runs)?;
     if interrupted && runs.is_empty() {
-        // Nobody to tell if stderr is closed.
+        // A closed stderr is not an error.
         let _ = writeln!(io::stderr(), "interrupted: nothing was measured yet");
         return Ok(interrupt::exit_code());
     }
     let cache = cache_lines(&modes);
     let best = runs.iter().map(Measurement::mib_per_s).fold(0.0, f64::max);
-    // Holes are read without the drive, and tell nothing of it.
+    // Reads of holes do not reach the drive.
     let demand = subject.demand.as_ref().filter(|_| !holes);
     let mut verdict = match demand {
         _ if holes => vec!["Holes were read, so none of this says how fast the drive is.".into()],
@@ -169,7 +177,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         &intervals,
     );
     if args.json {
-        crate::cli::output::print_json(&report)?;
+        print_json(&report)?;
     } else {
         to_stdout(|out| print(out, &report, &verdict))?;
     }
@@ -180,19 +188,18 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Where nobody says how long a measurement takes: seconds of all of them at most, with those that do not count.
+/// Seconds of all runs without --seconds, warm-up included.
 const TOGETHER: f64 = 30.0;
-/// Seconds of one at least and at most.
+/// Bounds of the seconds of one run.
 const EACH: (f64, f64) = (0.05, 2.0);
 
-/// All that is to be measured.
 fn plan_runs(args: &ProfileArgs, subject: &Subject, modes: &[(Reader, bool)]) -> Vec<Run> {
     let depths: Vec<usize> = match args.queue_depth.as_slice() {
         [] => vec![1, 2, 4, 8, 16],
         given => given.iter().map(|n| usize::from(*n)).collect(),
     };
     let count = subject.blocks.len() * modes.len() * depths.len();
-    // A quarter of each comes before it and does not count.
+    // The warm-up takes another quarter of each.
     let fair = TOGETHER / 1.25 / count.max(1) as f64;
     let seconds = args.seconds.unwrap_or(fair.clamp(EACH.0, EACH.1));
     let mut runs = Vec::with_capacity(count);
@@ -212,8 +219,8 @@ fn plan_runs(args: &ProfileArgs, subject: &Subject, modes: &[(Reader, bool)]) ->
     runs
 }
 
-/// Makes the runs, until somebody asks to stop: then the second is true. With all engines, one that does not work here is left out, and said
-/// to be once.
+/// Makes the runs. The second value is true if a signal stopped them. With all engines, one that the machine does not
+/// support is skipped with one warning.
 fn measure(
     args: &ProfileArgs,
     target: &Target,
@@ -230,7 +237,7 @@ fn measure(
         );
         match bar.is_hidden() {
             false => bar.println(text),
-            // Nobody to tell if stderr is closed.
+            // A closed stderr is not an error.
             true => drop(writeln!(io::stderr(), "{text}")),
         }
     }
@@ -280,19 +287,19 @@ fn measure(
     }
 }
 
-/// Makes a run on a thread of its own. `None` when somebody asks to stop before its end: then it goes on, and whoever gets `None` is going
-/// to end the program.
+/// Makes a run on another thread. `None` if a signal asks to stop before its end: the run then goes on, and the caller
+/// must end the program.
 fn unless_stopped(
     target: &Target,
     run: &Run,
     stop: &AtomicBool,
 ) -> Option<Result<Outcome, ProfileError>> {
-    const LOOK: Duration = Duration::from_millis(20);
+    const POLL: Duration = Duration::from_millis(20);
     let (send, receive) = channel();
     let (target, run) = (target.clone(), run.clone());
     let measuring = thread::spawn(move || drop(send.send(target.measure(&run))));
     loop {
-        match receive.recv_timeout(LOOK) {
+        match receive.recv_timeout(POLL) {
             Ok(outcome) => return Some(outcome),
             Err(RecvTimeoutError::Timeout) if stop.load(Ordering::SeqCst) => return None,
             Err(RecvTimeoutError::Timeout) => {}
@@ -304,7 +311,6 @@ fn unless_stopped(
     }
 }
 
-/// A run in words.
 fn described(run: &Run) -> String {
     let (reader, block) = (run.reader.name(), human(run.blocks.longest()));
     format!("{reader} of {block}, {} at once", run.queue_depth)
@@ -328,7 +334,7 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
     let config = Config::load(&args.model[0])?;
     let shards = Shards::open(&args.model)?;
     let catalog = Catalog::new(&shards, &config)?;
-    // How it is read is decided for each run; here only where experts lie matters.
+    // Only the positions of the experts matter here. Each run opens the files in its own mode.
     let experts = ExpertFiles::new(&shards, catalog, DirectMode::Off)?;
     let layouts = experts.layouts()?;
     ensure!(!layouts.is_empty(), "the model has no routed experts");
@@ -336,7 +342,7 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
     let top_k = config.num_experts_per_tok;
     let token = bytes as f64 / layouts.len() as f64 * (experts.moe_layers() * top_k) as f64;
     let count = layouts.len() as u64;
-    // Of the slabs, some are for what is being read.
+    // Slabs of reads in flight cache nothing.
     let working = top_k as u64 + 1;
     let kept = slabs(&shards, &config, &experts)
         .map(|slabs| match slabs < count {
@@ -344,7 +350,7 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
             false => count,
         })
         .map_err(|error| error.to_string());
-    // Only the files that hold experts are dropped from the page cache.
+    // Only files with experts are dropped from the page cache.
     let spans = layouts.iter().flat_map(|layout| layout.spans());
     let used: BTreeSet<u32> = spans.map(|span| span.file).collect();
     let used: Vec<u32> = used.into_iter().collect();
@@ -365,7 +371,7 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
     })
 }
 
-/// How many slabs decoding would have with what is available now.
+/// How many slabs decoding would have with the memory that is available now.
 fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64, PlanError> {
     /// Tokens: a short conversation.
     const TOKENS: usize = 4096;
@@ -382,7 +388,7 @@ fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64,
         .sum())
 }
 
-/// Experts whole, and in the pieces that decoding reads. `used` has the files in order.
+/// Whole experts, and the pieces that decoding reads. `used` has the files in ascending order.
 fn as_they_lie(layouts: &[Layout], used: &[u32]) -> Vec<Blocks> {
     let chunk = Options::default().chunk_bytes;
     let extent = |(file, offset, len): (u32, u64, u64)| {
@@ -398,14 +404,14 @@ fn as_they_lie(layouts: &[Layout], used: &[u32]) -> Vec<Blocks> {
     blocks
 }
 
-/// An expert of several pieces may have small ones, its scales: what is measured is the large ones.
+/// Keeps the large extents: those of an expert's scales are small.
 fn large(mut extents: Vec<(u32, u64, u64)>) -> Blocks {
     let longest = extents.iter().map(|(.., len)| *len).max().unwrap_or(0);
     extents.retain(|(.., len)| *len > longest / 2);
     Blocks::Extents(extents)
 }
 
-/// Which readers, and whether each reads around the page cache.
+/// The readers, and whether each bypasses the page cache.
 fn modes(args: &ProfileArgs, possible: bool) -> Vec<(Reader, bool)> {
     let direct = match args.direct {
         DirectArg::On => true,
@@ -427,7 +433,7 @@ fn modes(args: &ProfileArgs, possible: bool) -> Vec<(Reader, bool)> {
     }
 }
 
-/// Whether there are holes: these are read without the drive.
+/// Warns of holes, whose reads do not reach the drive. True if a file has some.
 fn warn_of_holes(target: &Target) -> bool {
     let mut holes = false;
     for file in target.files() {
@@ -435,7 +441,7 @@ fn warn_of_holes(target: &Target) -> bool {
         if allocated.is_ok_and(|bytes| bytes < file.size() / 100 * 95) {
             holes = true;
             tracing::warn!(
-                "{} has holes, which are read without asking the drive: this is not its speed",
+                "{} has holes, whose reads do not reach the drive: this is not its speed",
                 file.path().display()
             );
         }

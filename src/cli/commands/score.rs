@@ -1,10 +1,9 @@
-//! `score`: how likely a model finds given tokens.
+//! `score`: prints the log-probabilities of given tokens.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use colibri_uring::model::ModelError;
 use colibri_uring::model::draft::Mode;
 use colibri_uring::quant::Activations;
@@ -12,31 +11,32 @@ use colibri_uring::runtime::sample::{argmax, log_softmax_at};
 use colibri_uring::runtime::tokenizer::check_ids;
 use serde::Serialize;
 
-use crate::cli::args::model::{Ids, ModelArgs};
+use crate::cli::args::model::ModelArgs;
+use crate::cli::args::values::Ids;
 use crate::cli::commands::load;
-use crate::cli::output::printer::to_stdout;
+use crate::cli::output::printer::{print_json, to_stdout};
 use crate::cli::output::progress;
 
-/// Score given tokens: the likeliest next token at every position, and the log-probability of the actual one
+/// Score token ids: the most likely next token and the actual one's log-probability, at each position
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  colibri-uring score --model DIR --ids 3,14,159,26 --json")]
+#[command(after_long_help = "Example:\n  colibri-uring score --model DIR --ids 3,14,159,26 --json")]
 pub struct ScoreArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Token ids
-    #[arg(long, value_name = "IDS", env = "COLIBRI_IDS")]
+    /// Token ids to score, like 3,14,159
+    #[arg(long, value_name = "IDS", help_heading = "Prompt")]
     ids: Ids,
     /// Print one JSON object
-    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
 /// The JSON object.
 #[derive(Debug, Default, Serialize)]
 struct Report {
-    /// The likeliest next token after each id; `null` when no logit is a number.
+    /// The most likely next token after each id; `null` if no logit is a number.
     argmax: Vec<Option<u32>>,
-    /// Natural logarithm of the probability of the id that does follow: one fewer.
+    /// Natural logarithm of the probability of the id that follows: one fewer than ids.
     logprobs: Vec<f64>,
     /// Mean of the negated `logprobs`; `null` when there is none.
     nll: Option<f64>,
@@ -46,7 +46,6 @@ struct Report {
     activations: Activations,
 }
 
-/// Loads the model, feeds all ids and prints the report.
 pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let ids = &args.ids.0;
     let opened = load::open(&args.model, Mode::Off)?;
@@ -81,14 +80,14 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
         report.nll = Some(-sum / report.logprobs.len() as f64);
     }
     if args.json {
-        crate::cli::output::print_json(&report)?;
+        print_json(&report)?;
     } else {
         to_stdout(|out| print(out, ids, &report))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// One line a position.
+/// Prints one line per position.
 fn print(out: &mut dyn Write, ids: &[u32], report: &Report) -> io::Result<()> {
     writeln!(
         out,

@@ -1,4 +1,4 @@
-//! `simulate`: how fast a machine would be that one does not have.
+//! `simulate`: predicts decode speed on drives and memory that you describe.
 
 use std::fs::File;
 use std::io::{self, BufReader, Write};
@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use colibri_ring::Options;
 use colibri_ring::sim::{Clock, SimDrive};
 use colibri_uring::config::Config;
@@ -23,74 +22,78 @@ use colibri_uring::tools::simulate::{
 };
 use serde::Serialize;
 
-use crate::cli::args::model::LookaheadArg;
-use crate::cli::args::size::{Size, human};
+use crate::cli::args::size::{self, Size};
+use crate::cli::args::values::LookaheadArg;
 use crate::cli::output::pluralize::pluralize;
-use crate::cli::output::printer::to_stdout;
+use crate::cli::output::printer::{print_json, to_stdout};
 use crate::cli::output::progress;
+use crate::cli::output::size::human;
 
-/// Say how fast a machine would be that you do not have: the real store on simulated drives
+/// Predict decode speed on a machine that you describe: the real expert store on simulated drives
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
+#[command(after_long_help = "Examples:\n  \
     colibri-uring simulate --model /models/GLM-5.2 --device 7GiB/s --device 3.5GiB/s --ram 64GiB\n  \
     colibri-uring decode --model DIR --prompt-file p.txt --save-routing routing.jsonl\n  \
     colibri-uring simulate --model DIR --routing routing.jsonl --device 1.9GiB/s@90us --cache-slots 8\n\
-No weights are read: a model made by `synth --sparse` does as well.")]
+It reads no weights, so a model from `synth --sparse` is enough.")]
 pub struct SimulateArgs {
-    /// Directory with config.json and *.safetensors; give it several times for a split model [default: the demo model]
-    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL")]
+    /// Directory with config.json and *.safetensors; repeat it for a split model [default: the demo model]
+    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL", help_heading = "Model")]
     pub model: Vec<PathBuf>,
-    /// A drive with a copy of the model: its bandwidth and, after an @, its latency [default: 100us]; give it for each drive
-    #[arg(long, value_name = "RATE[@LATENCY]", num_args = 1.., required = true, value_delimiter = ',', env = "COLIBRI_DEVICE")]
+    /// Bandwidth of a drive with a copy of the model, like 7GiB/s@80us; repeat it for each drive
+    ///
+    /// The latency defaults to 100us.
+    #[arg(long, value_name = "RATE[@LATENCY]", num_args = 1.., required = true, value_delimiter = ',', help_heading = "Drives")]
     device: Vec<Drive>,
-    /// Memory for everything, like 64GiB [default: what this machine has available]
-    #[arg(long, value_name = "SIZE", value_parser = crate::cli::args::size::memory, env = "COLIBRI_RAM")]
+    /// Memory budget of the whole process, like 64GiB [default: this machine's available memory]
+    #[arg(long, value_name = "SIZE", value_parser = size::memory, env = "COLIBRI_RAM", help_heading = "Memory")]
     ram: Option<Size>,
-    /// Expert slabs for each MoE layer instead of as many as fit
-    #[arg(long, value_name = "N", env = "COLIBRI_CACHE_SLOTS")]
+    /// Expert slabs per MoE layer [default: as many as fit]
+    #[arg(long, value_name = "N", help_heading = "Memory")]
     cache_slots: Option<u64>,
-    /// Tokens of context that memory is kept for
+    /// Tokens of context to reserve memory for
     #[arg(
         long,
         value_name = "N",
         default_value_t = 4096,
-        env = "COLIBRI_CONTEXT"
+        help_heading = "Memory"
     )]
     context: usize,
-    /// Bytes of weights that the machine computes a second, like 20GB/s [default: as measured with
-    /// --routing, else as this machine has to give at the moment, which is measured]
-    #[arg(long, value_name = "RATE", value_parser = rate, env = "COLIBRI_COMPUTE_RATE")]
+    /// Weights that the machine computes with per second, like 20GB/s [default: measured]
+    ///
+    /// The default is the rate in the file of --routing, or else this machine's, which is measured first.
+    #[arg(long, value_name = "RATE", value_parser = rate, help_heading = "Compute")]
     compute_rate: Option<u64>,
-    /// What routers said, from `decode --save-routing` [default: made up, as regular as GLM-5.2's]
-    #[arg(long, value_name = "FILE", env = "COLIBRI_ROUTING")]
+    /// Routing to replay, from `decode --save-routing` [default: synthetic]
+    ///
+    /// Synthetic routing is as predictable as that of GLM-5.2.
+    #[arg(long, value_name = "FILE", help_heading = "Routing")]
     routing: Option<PathBuf>,
-    /// Tokens to make up routing for
+    /// Tokens of synthetic routing
     #[arg(
         long,
         value_name = "N",
         default_value_t = 64,
         conflicts_with = "routing",
-        value_parser = clap::value_parser!(u32).range(2..=100_000),
-        env = "COLIBRI_TOKENS"
-    )]
+        value_parser = clap::value_parser!(u32).range(2..=100_000), help_heading = "Routing")]
     tokens: u32,
-    /// The same seed makes up the same routing
-    #[arg(long, value_name = "S", default_value_t = 0, env = "COLIBRI_SEED")]
+    /// Random seed of synthetic routing
+    #[arg(long, value_name = "S", default_value_t = 0, help_heading = "Routing")]
     seed: u64,
-    /// How many experts of the next layer to read ahead: auto, off or a number
+    /// Experts of the next layer to prefetch: auto, off or a number
     #[arg(
         long,
         value_name = "auto|off|K",
         default_value = "auto",
-        env = "COLIBRI_LOOKAHEAD"
+        help_heading = "Drives"
     )]
     lookahead: LookaheadArg,
     /// Print one JSON object
-    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
-/// Bytes a second, like `7GiB/s`.
+/// Parses bytes per second, like `7GiB/s`.
 fn rate(text: &str) -> Result<u64, String> {
     let size = text.strip_suffix("/s").unwrap_or(text);
     if size.trim().parse::<f64>().is_ok() {
@@ -154,14 +157,14 @@ struct Report {
     devices: Vec<Device>,
     /// "recorded" or "made up".
     routing: &'static str,
-    /// "measured" in the run that --routing is from, "given", or "as this machine", where it is measured now.
+    /// "measured" in the run of --routing, "given", or "as this machine", measured now.
     compute: &'static str,
-    /// Bytes of weights that are computed a second, where that was not measured but assumed, and everything else to take no time.
+    /// Bytes of weights per second, if only that rate is known. The model then assumes that everything else takes no time.
     #[serde(skip_serializing_if = "Option::is_none")]
     compute_bytes_per_second: Option<u64>,
 }
 
-/// What the machine would reach if the other side took no time.
+/// Speed if the other side took no time.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Limits {
     drives_tokens_per_second: f64,
@@ -173,14 +176,14 @@ struct Device {
     bytes_per_second: u64,
     latency_us: u64,
     bytes: u64,
-    /// Share of the time that it read.
+    /// Fraction of the time that it was reading.
     busy: f64,
 }
 
-/// The arithmetic is as fast as it is here and now.
+/// The compute rate was measured on this machine.
 const AS_THIS_MACHINE: &str = "as this machine";
 
-/// What a run is made of.
+/// The inputs of a simulation.
 struct Scene {
     config: Config,
     shards: Shards,
@@ -189,9 +192,9 @@ struct Scene {
     events: Vec<RoutingEvent>,
     compute: Compute,
     compute_from: &'static str,
-    /// Bytes of weights a second, where that is all that is known.
+    /// Bytes of weights per second, if only that rate is known.
     compute_rate: Option<f64>,
-    /// The load of this machine, where its arithmetic was measured beside other work.
+    /// The load average of this machine, if other work disturbed the measurement of its compute rate.
     busy: Option<f64>,
 }
 
@@ -224,7 +227,7 @@ impl Scene {
             (None, Some(_)) => (None, "measured"),
             (None, None) => {
                 let threads = std::thread::available_parallelism().map_or(1, usize::from);
-                // What is measured is a load, too.
+                // Read it first: the measurement itself is load.
                 busy = load_above_half(&load_averages(), threads);
                 let rate = kernel_rate(&catalog, &Pool::new(threads));
                 (Some(rate), AS_THIS_MACHINE)
@@ -247,7 +250,7 @@ impl Scene {
         let ask = PlanRequest {
             threads: 1,
             overrides: MemoryOverrides {
-                // The machine that is asked about has room for the slots that are asked for.
+                // --cache-slots without --ram describes a machine with enough memory for them.
                 ram: (args.ram.map(|size| size.0)).or(args.cache_slots.map(|_| u64::MAX)),
                 cache_slots: args.cache_slots,
             },
@@ -269,18 +272,18 @@ impl Scene {
     }
 }
 
-/// How many processes of this machine want to compute: in the mean of the last minute, of the last five, and more. Empty where that is not known.
+/// The content of /proc/loadavg; empty if it cannot be read.
 fn load_averages() -> String {
     std::fs::read_to_string("/proc/loadavg").unwrap_or_default()
 }
 
-/// The load of the last minute, if it is above half of the CPUs.
+/// The load average of the last minute, if it is above half of the CPUs.
 fn load_above_half(loads: &str, cpus: usize) -> Option<f64> {
     let load = loads.split_whitespace().next()?.parse::<f64>().ok()?;
     (load > cpus as f64 / 2.0).then_some(load)
 }
 
-/// Reads the routing of this model.
+/// Reads the routing file, which must be of this model.
 fn recorded(path: &Path, config: &Config) -> anyhow::Result<Vec<RoutingEvent>> {
     let read = || -> anyhow::Result<_> {
         let (header, events) = routing::read(BufReader::new(File::open(path)?))?;
@@ -321,7 +324,6 @@ fn recorded(path: &Path, config: &Config) -> anyhow::Result<Vec<RoutingEvent>> {
     read().with_context(|| format!("cannot use the routing {}", path.display()))
 }
 
-/// Simulates and prints.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     let scene = Scene::new(args)?;
     if let Some(load) = scene.busy {
@@ -402,7 +404,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     };
     drop(scene.shards);
     if args.json {
-        crate::cli::output::print_json(&report)?;
+        print_json(&report)?;
     } else {
         to_stdout(|out| print(out, &report))?;
     }
@@ -410,7 +412,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl Report {
-    /// Where the speed of the arithmetic comes from, in words.
+    /// Describes where the compute rate comes from.
     fn arithmetic(&self) -> &'static str {
         match self.compute {
             AS_THIS_MACHINE => "as this machine, measured just now",

@@ -1,130 +1,119 @@
-//! `synth`: a random model in the container format.
+//! `synth`: writes a model with random weights.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use colibri_uring::pool::Pool;
 use colibri_uring::tools::synth::{Coding, Preset, Shape, Spec, Synth, SynthError};
 use serde::Serialize;
 
-use crate::cli::args::size::{Size, human};
+use crate::cli::args::size::Size;
 use crate::cli::interrupt;
 use crate::cli::output::pluralize::pluralize;
-use crate::cli::output::printer::to_stdout;
+use crate::cli::output::printer::{print_json, to_stdout};
 use crate::cli::output::progress;
+use crate::cli::output::size::human;
 
-/// Write a model with random weights, to try everything without downloading one
+/// Write a model with random weights, to try the program without a download
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
+#[command(after_long_help = "Examples:\n  \
     colibri-uring synth /models/small\n  \
     colibri-uring synth /models/glm-shape --preset glm-5.2 --sparse\n  \
     colibri-uring synth DIR --layers 4 --routed-experts 32 --experts-format int8 --seed 7")]
 pub struct SynthArgs {
-    /// Directory to write to; it must be empty or not exist
+    /// Directory to write to: new or empty
     #[arg(value_name = "OUT")]
     out: PathBuf,
     /// Shape to start from: small has about 2 GB, glm-5.2 has 419 GB
-    #[arg(long, value_enum, default_value = "small", env = "COLIBRI_PRESET")]
+    #[arg(long, value_enum, default_value = "small", help_heading = "Model")]
     preset: PresetArg,
-    /// Leave experts and large resident matrices as holes, which read as zeros and take no room
-    #[arg(long, env = "COLIBRI_SPARSE", value_parser = FalseyValueParser::new())]
+    /// Leave experts and large matrices as holes, which read as zeros
+    #[arg(long, help_heading = "Output")]
     sparse: bool,
     /// Add a layer of multi-token prediction (int8)
-    #[arg(long, env = "COLIBRI_MTP_LAYER", value_parser = FalseyValueParser::new())]
+    #[arg(long, help_heading = "Model")]
     mtp_layer: bool,
-    /// The same seed gives the same weights
-    #[arg(long, value_name = "N", default_value_t = 0, env = "COLIBRI_SEED")]
+    /// Random seed: the same seed gives the same weights
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Model")]
     seed: u64,
-    /// How routed experts are stored
-    #[arg(
-        long,
-        value_enum,
-        default_value = "int4-g64",
-        env = "COLIBRI_EXPERTS_FORMAT"
-    )]
+    /// Format of routed experts
+    #[arg(long, value_enum, default_value = "int4-g64", help_heading = "Model")]
     experts_format: CodingArg,
-    /// How the large resident matrices are stored
-    #[arg(
-        long,
-        value_enum,
-        default_value = "int4-g64",
-        env = "COLIBRI_DENSE_FORMAT"
-    )]
+    /// Format of the large resident matrices
+    #[arg(long, value_enum, default_value = "int4-g64", help_heading = "Model")]
     dense_format: CodingArg,
-    /// Size of a shard, about [default: 3GiB, small: 512MiB]
-    #[arg(long, value_name = "SIZE", env = "COLIBRI_SHARD_SIZE")]
+    /// Approximate size of a shard [default: 3GiB, small: 512MiB]
+    #[arg(long, value_name = "SIZE", help_heading = "Output")]
     shard_size: Option<Size>,
-    /// Threads [default: one for each CPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS")]
+    /// Compute threads [default: one per CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS", help_heading = "Compute")]
     threads: Option<u16>,
     #[command(flatten)]
     shape: ShapeArgs,
     /// Print one JSON object
-    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
-/// What differs from the preset.
+/// Overrides of the preset's shape.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Shape [default: the preset's]")]
 struct ShapeArgs {
     /// Decoder layers
-    #[arg(long, value_name = "N", env = "COLIBRI_LAYERS")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     layers: Option<u64>,
-    /// The first so many have a dense MLP instead of experts
-    #[arg(long, value_name = "N", env = "COLIBRI_DENSE_LAYERS")]
+    /// Leading layers with a dense MLP instead of experts
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     dense_layers: Option<u64>,
-    /// Width of the residual
-    #[arg(long, value_name = "N", env = "COLIBRI_HIDDEN")]
+    /// Width of the residual stream
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     hidden: Option<u64>,
     /// Width of a dense layer's MLP
-    #[arg(long, value_name = "N", env = "COLIBRI_INTERMEDIATE")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     intermediate: Option<u64>,
     /// Width of an expert
-    #[arg(long, value_name = "N", env = "COLIBRI_MOE_INTERMEDIATE")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     moe_intermediate: Option<u64>,
-    /// Routed experts of a layer
-    #[arg(long, value_name = "N", env = "COLIBRI_ROUTED_EXPERTS")]
+    /// Routed experts per layer
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     routed_experts: Option<u64>,
-    /// Experts that a token uses in a layer
-    #[arg(long, value_name = "N", env = "COLIBRI_EXPERTS_PER_TOKEN")]
+    /// Experts per token and layer
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     experts_per_token: Option<u64>,
     /// Shared experts
-    #[arg(long, value_name = "N", env = "COLIBRI_SHARED_EXPERTS")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     shared_experts: Option<u64>,
     /// Attention heads
-    #[arg(long, value_name = "N", env = "COLIBRI_HEADS")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     heads: Option<u64>,
     /// Rank of the queries
-    #[arg(long, value_name = "N", env = "COLIBRI_Q_LORA_RANK")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     q_lora_rank: Option<u64>,
     /// Rank of keys and values
-    #[arg(long, value_name = "N", env = "COLIBRI_KV_LORA_RANK")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     kv_lora_rank: Option<u64>,
     /// Dimensions of a head's key without position
-    #[arg(long, value_name = "N", env = "COLIBRI_QK_NOPE_HEAD_DIM")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     qk_nope_head_dim: Option<u64>,
     /// Dimensions of a head's key with position
-    #[arg(long, value_name = "N", env = "COLIBRI_QK_ROPE_HEAD_DIM")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     qk_rope_head_dim: Option<u64>,
     /// Dimensions of a head's value
-    #[arg(long, value_name = "N", env = "COLIBRI_V_HEAD_DIM")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     v_head_dim: Option<u64>,
     /// Tokens of the vocabulary
-    #[arg(long, value_name = "N", env = "COLIBRI_VOCAB")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     vocab: Option<u64>,
     /// Positions that sparse attention attends; 0 for dense attention
-    #[arg(long, value_name = "N", env = "COLIBRI_INDEX_TOPK")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     index_topk: Option<u64>,
     /// Heads of the indexer
-    #[arg(long, value_name = "N", env = "COLIBRI_INDEX_HEADS")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     index_heads: Option<u64>,
     /// Dimensions of an indexer's head
-    #[arg(long, value_name = "N", env = "COLIBRI_INDEX_HEAD_DIM")]
+    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     index_head_dim: Option<u64>,
 }
 
@@ -133,20 +122,20 @@ enum PresetArg {
     /// GLM-5.2's full shape
     #[value(name = "glm-5.2")]
     Glm52,
-    /// About 2 GB of the same architecture
+    /// The same architecture in about 2 GB
     Small,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum CodingArg {
-    /// 4 bits, a scale for 64 neighbours
+    /// 4 bits, one scale per 64 columns
     #[value(name = "int4-g64")]
     Int4G64,
-    /// 4 bits, a scale for a row
+    /// 4 bits, one scale per row
     Int4,
-    /// 8 bits, a scale for a row
+    /// 8 bits, one scale per row
     Int8,
-    /// 2 bits, a scale for a row
+    /// 2 bits, one scale per row
     Int2,
     /// bfloat16
     Bf16,
@@ -196,14 +185,13 @@ impl ShapeArgs {
 struct Report {
     shards: usize,
     tensors: usize,
-    /// Bytes of all files.
+    /// Bytes of all files, holes included.
     bytes: u64,
-    /// Bytes of them that are no holes.
+    /// Bytes without holes.
     written_bytes: u64,
     seconds: f64,
 }
 
-/// Makes the model.
 pub fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let (preset, shard_size) = match args.preset {
@@ -244,7 +232,7 @@ pub fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
         seconds: start.elapsed().as_secs_f64(),
     };
     if args.json {
-        crate::cli::output::print_json(&report)?;
+        print_json(&report)?;
     } else {
         to_stdout(|out| {
             writeln!(

@@ -18,7 +18,7 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     kind == Some(io::ErrorKind::BrokenPipe)
 }
 
-/// Characters of an error, at most.
+/// Longest error line, in characters.
 const LONGEST: usize = 4000;
 
 /// Remedies of the library, and the flags that apply them.
@@ -27,7 +27,7 @@ const FLAGS: [(&str, &str); 2] = [
     ("DirectMode::Off", "--direct off"),
 ];
 
-/// Joins the error and its causes in one line. A cause that the message before it ends with is not repeated.
+/// Joins the error and its causes in one line. Skips a cause that the message before it ends with.
 pub fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
@@ -41,7 +41,7 @@ pub fn one_line(error: &anyhow::Error) -> String {
     let line = FLAGS
         .iter()
         .fold(line, |line, (term, flag)| line.replace(term, flag));
-    // Files have a say in it, and a terminal obeys control characters.
+    // The text may come from a file, and a terminal obeys control characters.
     let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
     let shown: String = line.chars().take(LONGEST).map(shown).collect();
     match line.chars().nth(LONGEST) {

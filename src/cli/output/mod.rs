@@ -2,12 +2,13 @@
 
 pub mod error;
 pub mod file;
+pub mod formats;
+pub mod memory;
 pub mod pluralize;
 pub mod printer;
 pub mod progress;
 pub mod report_files;
+pub mod size;
 pub mod stats;
 pub mod terminal;
 pub mod trace_outputs;
-
-pub use printer::print_json;

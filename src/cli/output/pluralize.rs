@@ -1,8 +1,8 @@
-//! Numbers of things in words.
+//! Formats counts: `1 shard`, `2 shards`.
 
 use std::fmt::Display;
 
-/// So many things, of which one is called `thing`: `1 shard`, `2 shards`.
+/// Formats `n` with the noun `thing`, plural unless `n` is 1.
 pub fn pluralize<N: Display + PartialEq + From<u8>>(n: N, thing: &str) -> String {
     match n == N::from(1) {
         true => format!("{n} {thing}"),

@@ -1,14 +1,13 @@
-//! Prints tokens as they are generated.
+//! Prints results to stdout: JSON, text, and tokens as they are generated.
 
 use std::io::{self, Write};
 
 use anyhow::Context;
 use colibri_uring::runtime::tokenizer::{TextStream, Tokenizer};
 
-/// What has failed when results cannot be printed.
 const STDOUT: &str = "cannot write to the standard output";
 
-/// Writes a result to the standard output, to the last byte. The error names it.
+/// Writes a result to the standard output and flushes it. The error names the standard output.
 pub fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = write(&mut out).and_then(|()| out.flush());
@@ -17,13 +16,13 @@ pub fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow
 
 /// Prints the one JSON object of `--json`.
 pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    // All of it before any of it is printed: nobody gets half an object.
+    // Serialise everything first: stdout never gets half an object.
     let mut json = serde_json::to_vec(value)?;
     json.push(b'\n');
     to_stdout(|out| out.write_all(&json))
 }
 
-/// Writes each token at once: its text, or its id where there is no tokenizer.
+/// Prints each token at once: its text, or its id without a tokenizer.
 pub struct Printer<'a, W> {
     out: W,
     stream: Option<TextStream<'a>>,
@@ -41,13 +40,13 @@ impl<'a, W: Write> Printer<'a, W> {
         }
     }
 
-    /// The output is a terminal, which what a model writes shall not control.
+    /// Escapes control characters if the output is a terminal, so that a model cannot control it.
     pub fn on_terminal(mut self, terminal: bool) -> Printer<'a, W> {
         self.terminal = terminal;
         self
     }
 
-    /// Prints what is certain after one more token; whole characters only.
+    /// Prints the whole characters that one more token completes.
     pub fn token(&mut self, id: u32) -> anyhow::Result<()> {
         let text = match &mut self.stream {
             Some(stream) => stream.push(id)?,
@@ -58,20 +57,20 @@ impl<'a, W: Write> Printer<'a, W> {
         self.print(&text)
     }
 
-    /// Prints what was held back, and ends the line.
+    /// Prints incomplete characters and ends the line.
     pub fn finish(mut self) -> anyhow::Result<()> {
         let held_back = self.stream.take().map(TextStream::finish).transpose()?;
         self.print(&(held_back.unwrap_or_default() + "\n"))
     }
 
-    /// Prints a text at once.
+    /// Prints a text and flushes.
     pub fn print(&mut self, text: &str) -> anyhow::Result<()> {
         let written = write_text(&mut self.out, text, self.terminal);
         written.and_then(|()| self.out.flush()).context(STDOUT)
     }
 }
 
-/// Text as it is, or for a terminal: there a control character other than a newline or tab becomes its picture.
+/// Writes text. For a terminal, replaces control characters other than newline and tab by their Unicode pictures.
 fn write_text(out: &mut impl Write, text: &str, terminal: bool) -> io::Result<()> {
     if !terminal || text.chars().all(harmless) {
         return out.write_all(text.as_bytes());
@@ -84,19 +83,19 @@ fn harmless(c: char) -> bool {
     !c.is_control() || matches!(c, '\n' | '\t')
 }
 
-/// A control character other than a newline or tab as its picture; others as they are.
+/// Replaces a control character other than newline and tab by its Unicode picture.
 pub fn shown(c: char) -> char {
     match c {
         c if harmless(c) => c,
         '\u{7f}' => '\u{2421}',
-        // U+2400 to U+241F are traces of U+0000 to U+001F.
+        // U+2400 to U+241F are the pictures of U+0000 to U+001F.
         c => char::from_u32(0x2400 + u32::from(c))
             .filter(|_| c < ' ')
             .unwrap_or(char::REPLACEMENT_CHARACTER),
     }
 }
 
-/// Nothing is printed: for `--json`, whose one object comes at the end.
+/// Discards tokens: `--json` prints one object at the end.
 pub fn nowhere() -> Box<dyn Write> {
     Box::new(io::sink())
 }
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_is_not_controlled() {
+    fn control_characters_do_not_reach_a_terminal() {
         let text = "a\x1b[2J\r\n\tb\u{7f}\u{9b}é";
         let written = |terminal| {
             let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! Progress on stderr; nothing where that is no terminal, or one that cannot move its cursor.
+//! Draws progress bars on stderr if it is a terminal that can move its cursor.
 
 use std::io;
 use std::thread::{self, JoinHandle};
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::cli::output::pluralize::pluralize;
 use crate::cli::output::terminal;
 
-/// A bar over a number of bytes.
+/// A bar over bytes.
 pub fn bytes(total: u64) -> ProgressBar {
     late(
         total,
@@ -19,7 +19,7 @@ pub fn bytes(total: u64) -> ProgressBar {
     )
 }
 
-/// A bar over a number of steps, with a message. It is there at once, and moves while a step takes its time.
+/// A bar over steps, with a message. It is visible at once, and its spinner moves during a step.
 pub fn steps(total: u64) -> ProgressBar {
     let template = "{spinner} {bar:32} {pos} of {len}, {elapsed}: {msg}";
     let bar = hidden(total, template);
@@ -30,9 +30,9 @@ pub fn steps(total: u64) -> ProgressBar {
     bar
 }
 
-/// A bar over a prompt of `tokens` tokens that `runner` is going to compute.
+/// A bar over the prompt's `tokens` tokens, which `runner` is about to compute.
 pub fn reading(runner: &mut Runner, tokens: usize) -> ProgressBar {
-    /// As fine as is shown.
+    /// The resolution that the bar shows.
     const PARTS: u64 = 100_000;
     let bar = late(
         PARTS,
@@ -41,7 +41,7 @@ pub fn reading(runner: &mut Runner, tokens: usize) -> ProgressBar {
     );
     let observed = bar.clone();
     runner.observe(move |progress| {
-        // What is computed after the prompt is nobody's progress.
+        // The runner also reports tokens after the prompt.
         if !observed.is_finished() {
             let share = progress.done as f64 / progress.all as f64;
             observed.set_position((share * PARTS as f64) as u64);
@@ -50,7 +50,7 @@ pub fn reading(runner: &mut Runner, tokens: usize) -> ProgressBar {
     bar
 }
 
-/// A bar over a number of tokens.
+/// A bar over tokens.
 pub fn tokens(total: u64) -> ProgressBar {
     late(
         total,
@@ -59,12 +59,12 @@ pub fn tokens(total: u64) -> ProgressBar {
     )
 }
 
-/// Something that takes a while.
+/// A spinner with a message.
 pub fn spinner(message: String) -> ProgressBar {
     late(0, "{spinner} {msg}", message)
 }
 
-/// A bar that is there when it has been waited for. What is over by then would only flash.
+/// A bar that appears after half a second, so that short work shows none.
 fn late(total: u64, template: &str, message: String) -> ProgressBar {
     const PATIENCE: Duration = Duration::from_millis(500);
     let bar = hidden(total, template).with_message(message);
@@ -74,7 +74,7 @@ fn late(total: u64, template: &str, message: String) -> ProgressBar {
     bar
 }
 
-/// A bar that nobody sees yet.
+/// A bar that is not drawn yet.
 fn hidden(total: u64, template: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
     match ProgressStyle::with_template(template) {
@@ -83,13 +83,13 @@ fn hidden(total: u64, template: &str) -> ProgressBar {
     }
 }
 
-/// Shows a bar, and has a thread of its own draw it.
+/// Draws a bar five times per second, on another thread.
 fn show(bar: &ProgressBar) {
     bar.set_draw_target(ProgressDrawTarget::stderr());
     bar.enable_steady_tick(Duration::from_millis(200));
 }
 
-/// Does something with a bar after a while, unless it is finished or gone by then.
+/// Calls `act` after `wait`, unless the bar is finished or dropped by then.
 fn after(
     wait: Duration,
     bar: &ProgressBar,
@@ -98,7 +98,7 @@ fn after(
     let bar = bar.downgrade();
     thread::spawn(move || {
         thread::sleep(wait);
-        // One that is finished in this very moment draws nothing any more.
+        // A bar that finishes right now draws nothing any more.
         if let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
             act(&bar);
         }
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_that_is_finished_is_not_shown() {
+    fn a_finished_bar_is_not_shown() {
         let shown = |bar: &ProgressBar| {
             let (send, shown) = channel();
             let waiting = after(Duration::ZERO, bar, move |_| send.send(()).unwrap());

@@ -1,45 +1,31 @@
-//! Files that a measurement leaves behind: a report to look at, and the histograms.
+//! Writes the report and the histograms of a measurement.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::Path;
 
-use clap::Args;
 use colibri_uring::tools::report::hlog::{self, Interval};
 
-use crate::cli::output::file::{self, Output};
+use super::file::{self, Output};
 
-/// Which files to write.
-#[derive(Debug, Args)]
-pub struct ReportArgs {
-    /// Write a report with plots: one HTML file that needs nothing else
-    #[arg(long, value_name = "FILE.html", env = "COLIBRI_REPORT")]
-    report: Option<PathBuf>,
-    /// Write the latencies of every run as an HdrHistogram interval log, for its viewers
-    #[arg(long, value_name = "FILE", env = "COLIBRI_HLOG")]
-    hlog: Option<PathBuf>,
-}
-
-/// The files, made before anything is measured: minutes later is a bad time to find out that there is no such directory.
+/// The files. They are created before the measurement, so that a wrong path fails at once.
 #[derive(Debug)]
 pub struct Reports {
     report: Option<Output>,
     hlog: Option<Output>,
 }
 
-impl ReportArgs {
-    /// Starts the files.
-    pub fn create(&self) -> anyhow::Result<Reports> {
+impl Reports {
+    /// Starts the files of `--report` and `--hlog`.
+    pub fn create(report: Option<&Path>, log: Option<&Path>) -> anyhow::Result<Reports> {
         let files = [
-            ("--report", self.report.as_deref(), file::HTML),
-            ("--hlog", self.hlog.as_deref(), hlog::BEGIN),
+            ("--report", report, file::HTML),
+            ("--hlog", log, hlog::BEGIN),
         ];
         let [report, hlog] = file::create(files, &[])?;
         Ok(Reports { report, hlog })
     }
-}
 
-impl Reports {
-    /// Writes them, the second also where the first cannot be written. What was measured is to be printed all the same.
+    /// Writes both, the second even if the first fails. The caller prints the measurement before it returns the error.
     pub fn write(
         self,
         html: impl FnOnce() -> String,

@@ -1,4 +1,4 @@
-//! The measurements in `decode --json`. Scripts rely on these names.
+//! Defines the statistics of `decode --json`. Scripts rely on these names.
 
 use std::collections::BTreeMap;
 
@@ -9,37 +9,50 @@ use colibri_uring::runtime::{Model, Source, TextRunner};
 use colibri_uring::stream::PrefetchAccuracy;
 use serde::Serialize;
 
-use crate::cli::commands::kv::KvStats;
-
 /// The `stats` object.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stats {
     pub load_seconds: f64,
     pub prefill_seconds: f64,
-    /// Tokens of the prompt that were computed.
+    /// Tokens of the prompt that this run computed.
     pub prefilled_tokens: u64,
-    /// Tokens of the prompt that the file of `--kv` had.
+    /// Tokens of the prompt that came from the file of `--kv`.
     pub reused_tokens: u64,
-    /// What that file has cost; null without `--kv`.
+    /// `null` without `--kv`.
     pub kv: Option<KvStats>,
     pub decode_seconds: f64,
-    /// Tokens fed one at a time, by the second; 0 when there was none.
+    /// Decoded tokens per second, without the prompt; 0 if there are none.
     pub tokens_per_second: f64,
-    /// Most memory that was ever resident (VmHWM).
+    /// Peak resident memory (VmHWM).
     pub peak_rss_bytes: u64,
     pub mtp: Mtp,
     #[serde(flatten)]
     pub engine: EngineStats,
 }
 
-/// What came of the drafts of the prediction layer.
+/// The file of `--kv`.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct KvStats {
+    /// Tokens of the file that the text no longer has.
+    pub dropped_tokens: u64,
+    /// Whether the file has the text of this run. An interrupted --kv-append that generated nothing is not saved.
+    pub saved: bool,
+    /// Bytes of the file after this run.
+    pub file_bytes: u64,
+    /// Time to read the file into memory.
+    pub restore_seconds: f64,
+    /// Time to write the new part and sync it.
+    pub save_seconds: f64,
+}
+
+/// Drafts of the prediction layer.
 #[derive(Clone, Debug, Serialize)]
 pub struct Mtp {
-    /// `auto`, `off`, or the number of drafts that was asked for.
+    /// `auto`, `off`, or the requested number of drafts.
     pub mode: String,
-    /// `on` or `off`, at the end; `absent` where the model has no such layer, no memory for it, or one that fails.
+    /// `on` or `off` at the end of the run; `absent` if the layer is missing, does not fit in memory, or failed to load.
     pub state: &'static str,
-    /// Drafts that the next pass would have.
+    /// Drafts for the next pass.
     pub depth: usize,
     pub drafted: u64,
     pub accepted: u64,
@@ -49,7 +62,7 @@ pub struct Mtp {
 }
 
 impl Mtp {
-    /// In `mode`, where the layer was loaded or was not.
+    /// `loaded` tells whether the prediction layer was loaded.
     pub fn new(mode: draft::Mode, loaded: bool, stats: &draft::DraftStats) -> Mtp {
         Mtp {
             mode: match mode {
@@ -72,14 +85,14 @@ impl Mtp {
     }
 }
 
-/// What the model and the stream measure.
+/// Statistics of the model and the expert store.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct EngineStats {
     /// `uring` or `pread`.
     pub engine: String,
     /// `exact` or `int8`.
     pub activations: Activations,
-    /// Whether all expert reads go around the page cache.
+    /// Whether all expert reads bypass the page cache.
     pub direct: bool,
     pub expert_hits: u64,
     pub expert_misses: u64,
@@ -90,21 +103,21 @@ pub struct EngineStats {
     pub phase_seconds: BTreeMap<String, f64>,
     pub speculative_reads: u64,
     pub speculative_used: u64,
-    /// Experts that are kept because earlier runs used them most.
+    /// Experts pinned because earlier runs used them most.
     pub pinned: u64,
-    /// Runs in the history of the model.
+    /// Runs in the model's usage history.
     pub usage_runs: u64,
-    /// The early looks at routers, by layer.
+    /// Router predictions by layer.
     pub lookahead: Vec<PrefetchStats>,
     pub ring_enters: u64,
-    /// The window of each drive at the end: it is sought while the drive works.
+    /// Bytes in flight per drive at the end of the run; the engine tunes them.
     pub window_bytes: Vec<u64>,
     pub replicas: Vec<Replica>,
     pub latency_us: Latency,
 }
 
 impl EngineStats {
-    /// What reading and computing have cost so far.
+    /// Collects the statistics of `runner`.
     pub fn new(runner: &mut TextRunner, model: &Model) -> EngineStats {
         let phases = runner.stats().phases;
         let seconds = |waiting: bool| -> f64 {
@@ -152,7 +165,7 @@ impl EngineStats {
     }
 }
 
-/// What was read from each directory of the model and from each mirror.
+/// The reads from each directory of the model and from each mirror.
 fn replicas(model: &Model, reads: &ReadStats) -> Vec<Replica> {
     let sources = model.sources().into_iter().enumerate();
     let replica = |(i, source): (usize, Source)| {
@@ -169,18 +182,18 @@ fn replicas(model: &Model, reads: &ReadStats) -> Vec<Replica> {
     sources.map(replica).collect()
 }
 
-/// How the early looks at a layer's router compare with its decisions. Prompts are not counted.
+/// How a layer's predictions compare with its router's choices. Prompts do not count.
 #[derive(Clone, Debug, Serialize)]
 pub struct PrefetchStats {
     pub layer: usize,
-    /// Experts guessed for a token, at the end.
+    /// Experts predicted per token, at the end of the run.
     pub width: usize,
     pub guessed: u64,
-    /// Share of the guesses that came true; null without guesses.
+    /// Fraction of the predictions that were used; `null` without predictions.
     pub precision: Option<f64>,
-    /// Share of the experts used that had been guessed.
+    /// Fraction of the used experts that were predicted.
     pub recall: f64,
-    /// Share of the experts used that were among as many of the likeliest.
+    /// Fraction of the used experts among the same number of top candidates.
     pub top_k_recall: f64,
 }
 
@@ -208,7 +221,7 @@ pub struct Replica {
     pub errors: u64,
 }
 
-/// Microseconds from submission to completion of a read.
+/// Read latency in microseconds, from submission to completion.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Latency {
     pub p50: u64,
@@ -217,12 +230,12 @@ pub struct Latency {
     pub max: u64,
 }
 
-/// The most memory that was ever resident, in bytes; 0 where /proc does not say.
+/// Peak resident memory in bytes; 0 if /proc cannot be read.
 pub fn peak_rss_bytes() -> u64 {
     status_bytes("VmHWM:")
 }
 
-/// The memory that is resident, in bytes; 0 where /proc does not say.
+/// Resident memory in bytes; 0 if /proc cannot be read.
 pub fn rss_bytes() -> u64 {
     status_bytes("VmRSS:")
 }

@@ -1,20 +1,20 @@
-//! What a stream can show.
+//! Tells what a stream can display.
 
 use std::ffi::OsStr;
 use std::io::IsTerminal;
 
-/// Whether a line may be drawn over another: on a terminal that understands it.
+/// Whether the cursor can move: the stream is a terminal, and not a dumb one.
 pub fn moves(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && understands(std::env::var_os("TERM").as_deref())
 }
 
-/// Whether control characters for colours and the like may be written: to such a terminal, whose user has not asked for none.
+/// Whether to write colours: the cursor can move and NO_COLOR is unset.
 pub fn styled(stream: &impl IsTerminal) -> bool {
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     !plain && moves(stream)
 }
 
-/// Whether a terminal of this name is more than a printer.
+/// Whether a terminal with this `TERM` obeys control characters.
 fn understands(term: Option<&OsStr>) -> bool {
     term.is_some_and(|term| !term.is_empty() && term != "dumb")
 }

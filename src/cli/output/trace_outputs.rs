@@ -1,71 +1,53 @@
-//! TraceOutputs of a decode: a trace for Perfetto, and a report.
+//! Writes the trace and the report of a decode.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context;
-use clap::Args;
 use colibri_uring::model::Runner;
 use colibri_uring::runtime::Model;
 use colibri_uring::tools::report::decode::{About, page};
 use colibri_uring::tools::report::machine;
 use colibri_uring::tools::trace::Trace;
 
-use crate::cli::args::size::human;
-use crate::cli::output::file::{self, Output};
-use crate::cli::output::stats::Stats;
+use super::file::{self, Output};
+use super::size::human;
+use super::stats::Stats;
 
-/// Which traces to make.
-#[derive(Debug, Args)]
-pub struct TraceArgs {
-    /// Write when each chunk was read and when each layer was computed, for ui.perfetto.dev or chrome://tracing
-    #[arg(long, value_name = "FILE", env = "COLIBRI_TRACE")]
-    trace: Option<PathBuf>,
-    /// Write a report with plots of reads, waiting and computing: one HTML file that needs nothing else
-    #[arg(long, value_name = "FILE.html", env = "COLIBRI_REPORT")]
-    report: Option<PathBuf>,
-}
-
-/// The files, made before anything is loaded: after a long decode is a bad time to find out that there is no such directory.
+/// The files. They are created before the model loads, so that a wrong path fails at once.
 #[derive(Debug)]
 pub struct TraceOutputs {
     trace: Option<Output>,
     report: Option<Output>,
 }
 
-impl TraceArgs {
-    /// Whether there is something to record.
-    pub fn wanted(&self) -> bool {
-        self.trace.is_some() || self.report.is_some()
-    }
-
-    /// Starts the files, and that of --save-routing, `routing`. None of them may be that of --kv.
+impl TraceOutputs {
+    /// Starts the files of `--trace` and `--report`, and that of `--save-routing`. None of them may be the file of `--kv`.
     pub fn create(
-        &self,
+        trace: Option<&Path>,
+        report: Option<&Path>,
         routing: Option<&Path>,
         kv: Option<&Path>,
     ) -> anyhow::Result<(TraceOutputs, Option<Output>)> {
         let files = [
-            ("--trace", self.trace.as_deref(), "{\"displayTimeUnit\":"),
-            ("--report", self.report.as_deref(), file::HTML),
+            ("--trace", trace, "{\"displayTimeUnit\":"),
+            ("--report", report, file::HTML),
             ("--save-routing", routing, "{\"routing\":"),
         ];
         let [trace, report, routing] = file::create(files, &[("--kv", kv)])?;
         Ok((TraceOutputs { trace, report }, routing))
     }
-}
 
-impl TraceOutputs {
     fn wanted(&self) -> bool {
         self.trace.is_some() || self.report.is_some()
     }
 
-    /// What was recorded, if a picture is wanted.
+    /// Takes the recording from the runner, if a file wants it.
     pub fn take(&self, runner: &mut Runner, model: &Model) -> Option<Trace> {
         self.wanted().then(|| Trace::take(runner, sources(model)))?
     }
 
-    /// Writes them, the second also where the first cannot be written.
+    /// Writes both, the second even if the first fails.
     pub fn write(self, trace: Option<Trace>, model: &Model, stats: &Stats) -> anyhow::Result<()> {
         if !self.wanted() {
             return Ok(());
@@ -103,7 +85,7 @@ fn sources(model: &Model) -> Vec<String> {
         .collect()
 }
 
-/// A run in a few numbers.
+/// The headline numbers of a run.
 fn tiles(stats: &Stats) -> Vec<(String, String)> {
     let engine = &stats.engine;
     let demanded = (engine.expert_hits + engine.expert_misses).max(1);

@@ -1,32 +1,24 @@
-//! What a person may say that is not for the model.
+//! Parses the lines of a conversation: messages and slash commands.
 
-/// A line of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Line {
-    /// For the model.
     Message(String),
-    /// Nothing.
     Empty,
-    /// Forget the conversation.
     Reset,
-    /// Say what was measured.
     Stats,
-    /// Say what can be said.
     Help,
-    /// End.
     Quit,
-    /// A command that there is not.
     Unknown(String),
 }
 
 /// What `/help` says.
 pub const HELP: &str = "\
-/reset   forget the conversation, and begin a new one
-/stats   what reading and computing has cost so far
-/help    this
-/quit    end, like Ctrl-D
-A line that ends with \\ goes on in the next one, and pasted text may have several. Ctrl-C stops an answer; what there is of it stays in
-the conversation. A message that begins with / is written with a space before it.";
+/reset   forget the conversation and start a new one
+/stats   print statistics of reads and compute
+/help    print this
+/quit    leave, like Ctrl-D
+End a line with \\ to continue the message on the next one. Pasted text may have several lines. Ctrl-C stops an answer; the partial
+answer stays in the conversation. To send a message that begins with /, type a space first.";
 
 impl Line {
     /// Commands begin with a slash in the first column.
@@ -36,7 +28,7 @@ impl Line {
             return Line::Empty;
         }
         if !text.starts_with('/') {
-            // The space before a slash is no part of the message.
+            // The space before a slash is not part of the message.
             let escaped = text.strip_prefix(' ').filter(|rest| rest.starts_with('/'));
             return Line::Message(escaped.unwrap_or(text).to_owned());
         }

@@ -14,14 +14,13 @@ use rustyline::{Behavior, Completer, Config, Editor, Helper, Highlighter, Hinter
 use crate::cli::args::prompt::Utf8;
 use crate::cli::interrupt;
 
-/// What came.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Input {
     /// A message or command, possibly of several lines, without the last newline.
     Line(String),
-    /// Ctrl-C instead of a line.
+    /// Ctrl-C.
     Interrupted,
-    /// No more.
+    /// End of input.
     End,
 }
 
@@ -29,21 +28,20 @@ pub enum Input {
 pub enum Lines {
     /// With line editing and history.
     Terminal(Box<Terminal>),
-    /// Lines of the standard input, of which so many have been read.
+    /// The standard input; the number of lines read so far.
     Piped(usize),
 }
 
 impl Lines {
-    /// The standard input, whatever it is.
     pub fn open() -> Lines {
         match io::stdin().is_terminal() {
-            // Where there is no line editing, lines are read as they come.
+            // Without line editing, read plain lines.
             true => Terminal::open().map_or(Lines::Piped(0), |t| Lines::Terminal(Box::new(t))),
             false => Lines::Piped(0),
         }
     }
 
-    /// Whether somebody sits there.
+    /// Whether the input is a terminal.
     pub fn interactive(&self) -> bool {
         matches!(self, Lines::Terminal(_))
     }
@@ -79,11 +77,11 @@ impl Validator for Backslash {
 
 impl Terminal {
     fn open() -> Option<Terminal> {
-        // While a line is typed, the terminal neither echoes nor makes lines.
+        // The line editor turns off echo and line mode.
         interrupt::restore_mode_at_end().ok()?;
         let behavior = match io::stdout().is_terminal() {
             true => Behavior::Stdio,
-            // Answers go to a file, and what is typed is shown all the same.
+            // Answers go to a file; show the typed text on the terminal.
             false => Behavior::PreferTerm,
         };
         let config = Config::builder()
@@ -95,7 +93,7 @@ impl Terminal {
         let history = match history_file() {
             Ok(path) => path,
             Err(error) => {
-                tracing::warn!("what is typed is not kept: {error:#}");
+                tracing::warn!("your lines are not saved: {error:#}");
                 None
             }
         };
@@ -110,7 +108,7 @@ impl Terminal {
     fn next(&mut self) -> io::Result<Input> {
         match self.editor.readline("> ") {
             Ok(line) => {
-                // After each line, so that nothing is lost however the program ends. Not being able to is said once, at the start.
+                // After each line, so that no exit loses one. `open` has warned if the file cannot be written.
                 if let Some(path) = &self.history {
                     let _ = self.editor.append_history(path);
                 }
@@ -124,7 +122,7 @@ impl Terminal {
     }
 }
 
-/// `colibri-uring/history` in the state directory of the user, to be read by nobody else; `None` where there is no home.
+/// `colibri-uring/history` in the user's state directory, readable by the user only; `None` without a home.
 fn history_file() -> anyhow::Result<Option<PathBuf>> {
     let absolute = |name: &str| {
         std::env::var_os(name)
@@ -140,7 +138,7 @@ fn history_file() -> anyhow::Result<Option<PathBuf>> {
         DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
         let mut options = OpenOptions::new();
         let file = options.append(true).create(true).mode(0o600).open(&path)?;
-        // One that is there may have been made by somebody less careful.
+        // An existing file may have a wider mode.
         match file.metadata()?.permissions().mode() & 0o077 {
             0 => Ok(()),
             _ => fs::set_permissions(&path, PermissionsExt::from_mode(0o600)),
@@ -151,10 +149,10 @@ fn history_file() -> anyhow::Result<Option<PathBuf>> {
     Ok(Some(path))
 }
 
-/// More than any context holds.
+/// Longer than any context.
 const MAX_LINE: u64 = 64 << 20;
 
-/// Lines up to one that does not end with a backslash, each of which is counted in `number`.
+/// Reads lines up to one that does not end with a backslash. Counts them in `number`.
 fn continued(from: &mut impl BufRead, number: &mut usize) -> io::Result<Input> {
     let mut text = String::new();
     loop {

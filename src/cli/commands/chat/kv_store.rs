@@ -1,67 +1,48 @@
-//! Where a conversation is kept, so that the next `chat` goes on with it.
+//! Saves a conversation in a file, and continues it in the next `chat`.
 
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
 
 use anyhow::ensure;
-use clap::Args;
-use clap::builder::FalseyValueParser;
 use colibri_uring::model::{Runner, Sequence};
 use colibri_uring::runtime::chat::Conversation;
 use colibri_uring::runtime::kv_file::{Fingerprint, KvFileError, default_path};
 
 use super::status::say;
+use crate::cli::args::kv::ChatKvArgs;
 use crate::cli::commands::kv::KvStore;
 use crate::cli::output::pluralize::pluralize;
 
-/// Where `chat` keeps the conversation.
-#[derive(Debug, Args)]
-pub struct ChatKvArgs {
-    /// Keep the conversation in this file, and go on with the one that is there [default: one for each model in
-    /// ~/.local/state/colibri-uring, unless the input is redirected]
-    #[arg(long, value_name = "FILE", env = "COLIBRI_KV")]
-    kv: Option<PathBuf>,
-    /// Keep nothing
-    #[arg(long, conflicts_with = "kv", env = "COLIBRI_NO_KV", value_parser = FalseyValueParser::new())]
-    no_kv: bool,
-    /// Start the kept conversation anew; the old one is replaced when there is an answer
-    #[arg(long, conflicts_with = "no_kv", env = "COLIBRI_KV_RESET", value_parser = FalseyValueParser::new())]
-    kv_reset: bool,
-}
-
-impl ChatKvArgs {
-    /// Opens the file. One that was chosen without being asked for is no reason not to chat, unless it can be lost.
-    pub fn open(
-        &self,
-        fingerprint: impl FnOnce() -> anyhow::Result<Fingerprint>,
-    ) -> anyhow::Result<Option<KvStore>> {
-        // A script gets the same answers each time.
-        let unasked = self.kv.is_none();
-        if self.no_kv || unasked && !io::stdin().is_terminal() {
-            return Ok(None);
-        }
-        let fingerprint = fingerprint()?;
-        let path = match &self.kv {
-            Some(path) => path.clone(),
-            None => match default_path(&fingerprint) {
-                Ok(path) => path,
-                Err(error) => {
-                    tracing::warn!("the conversation is not kept: {error}");
-                    return Ok(None);
-                }
-            },
-        };
-        match KvStore::open(&path, self.kv_reset, fingerprint) {
-            Err(error @ (KvFileError::InUse { .. } | KvFileError::Io { .. })) if unasked => {
+/// Opens the file. A default file that is locked or unreadable is skipped with a warning: the chat goes on unsaved.
+pub fn open(
+    args: &ChatKvArgs,
+    fingerprint: impl FnOnce() -> anyhow::Result<Fingerprint>,
+) -> anyhow::Result<Option<KvStore>> {
+    // A script must get the same answers each time.
+    let unasked = args.kv.is_none();
+    if args.no_kv || unasked && !io::stdin().is_terminal() {
+        return Ok(None);
+    }
+    let fingerprint = fingerprint()?;
+    let path = match &args.kv {
+        Some(path) => path.clone(),
+        None => match default_path(&fingerprint) {
+            Ok(path) => path,
+            Err(error) => {
                 tracing::warn!("the conversation is not kept: {error}");
-                Ok(None)
+                return Ok(None);
             }
-            opened => Ok(Some(opened?)),
+        },
+    };
+    match KvStore::open(&path, args.kv_reset, fingerprint) {
+        Err(error @ (KvFileError::InUse { .. } | KvFileError::Io { .. })) if unasked => {
+            tracing::warn!("the conversation is not kept: {error}");
+            Ok(None)
         }
+        opened => Ok(Some(opened?)),
     }
 }
 
-/// Goes on with what is kept, as far as it is a conversation of this kind.
+/// Continues the saved conversation. Refuses one with another system message or template.
 pub fn resume(
     kept: &mut KvStore,
     runner: &mut Runner,
@@ -72,29 +53,29 @@ pub fn resume(
     kept.restore(runner, sequence, tokens)?;
     conversation.hold(sequence.ids().to_vec());
     let file = kept.file();
-    let next = "it stays as it is: give another file to --kv, or --kv-reset to begin anew";
+    let next = "it is unchanged: give another file to --kv, or --kv-reset to start anew";
     let Ok(record) = serde_json::from_slice(file.note()) else {
         ensure!(
             file.ids().is_empty(),
-            "what is kept is a text of `decode`, not a conversation; {next}"
+            "the file has a text of `decode`, not a conversation; {next}"
         );
         return Ok(());
     };
     ensure!(
         conversation.resume(record, file.ids()),
-        "the conversation that is kept has another system message, or another template; {next}"
+        "the saved conversation has another system message, or another template; {next}"
     );
     let messages = conversation.messages().len();
     if messages > 0 {
         say(&format!(
-            "going on with a conversation of {}; /reset begins a new one",
+            "going on with a conversation of {}; /reset starts a new one",
             pluralize(messages, "message")
         ));
     }
     Ok(())
 }
 
-/// Keeps what was said. That it cannot be kept is no reason to stop talking.
+/// Saves the conversation. A failure is a warning: the chat continues.
 pub fn keep(
     kept: &mut Option<KvStore>,
     runner: &mut Runner,
@@ -109,7 +90,7 @@ pub fn keep(
     }
 }
 
-/// Forgets what is kept.
+/// Empties the file.
 pub fn forget(kept: &mut Option<KvStore>) {
     if let Some(Err(error)) = kept.as_mut().map(KvStore::clear) {
         tracing::warn!("{error}");

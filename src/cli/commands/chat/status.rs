@@ -1,16 +1,16 @@
-//! What an answer has cost.
+//! Prints the statistics of an answer and of the session.
 
 use std::io::{self, Write};
 use std::time::Duration;
 
 use colibri_uring::runtime::generate::Generated;
 
-use crate::cli::args::size::human;
 use crate::cli::output::pluralize::pluralize;
+use crate::cli::output::size::human;
 use crate::cli::output::stats::{EngineStats, rss_bytes};
 use crate::cli::output::terminal;
 
-/// Counters of a session at some moment.
+/// A snapshot of the session's counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
     hits: u64,
@@ -28,14 +28,14 @@ impl From<&EngineStats> for Counters {
     }
 }
 
-/// Tokens of the context: in use, and in all.
+/// Tokens of the context: used, and the capacity.
 #[derive(Clone, Copy, Debug)]
 pub struct ContextUsage {
     pub used: usize,
     pub of: usize,
 }
 
-/// The line after an answer.
+/// Formats the line after an answer.
 pub fn line(
     generated: &Generated,
     prefilled: usize,
@@ -67,7 +67,7 @@ fn per_second(amount: f64, time: Duration) -> f64 {
     }
 }
 
-/// What `/stats` says, of the whole session.
+/// Formats `/stats`: the whole session.
 pub fn report(stats: &EngineStats, tokens: u64, messages: usize, room: ContextUsage) -> String {
     let demanded = (stats.expert_hits + stats.expert_misses).max(1);
     let direct = if stats.direct { " (O_DIRECT)" } else { "" };
@@ -77,7 +77,7 @@ pub fn report(stats: &EngineStats, tokens: u64, messages: usize, room: ContextUs
          computed     {} in {:.2} s, and {:.2} s of waiting for the disk\n\
          experts      {:.1}% of {demanded} were in memory; {} pinned\n\
          read         {} by {}{direct}, in {} into the kernel; p50 {} us, p99 {} us\n\
-         guesses      {} read ahead, {} used\n\
+         prefetches   {} read, {} used\n\
          memory       {} resident",
         room.used,
         pluralize(room.of, "token"),
@@ -97,13 +97,13 @@ pub fn report(stats: &EngineStats, tokens: u64, messages: usize, room: ContextUs
     )
 }
 
-/// Says something that is not the model's, on stderr, dim where that can be.
+/// Prints a line to stderr, dim on a terminal.
 pub fn say(text: &str) {
     let stderr = io::stderr();
     let (dim, plain) = match terminal::styled(&stderr) {
         true => ("\x1b[2m", "\x1b[0m"),
         false => ("", ""),
     };
-    // Nobody to tell if stderr is closed.
+    // A closed stderr is not an error.
     let _ = writeln!(stderr.lock(), "{dim}{text}{plain}");
 }

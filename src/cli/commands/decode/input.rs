@@ -1,4 +1,4 @@
-//! What `decode` is to continue, and how far.
+//! Reads the prompt of `decode`, and limits the number of new tokens.
 
 use anyhow::{Context, bail, ensure};
 use colibri_uring::config::Config;
@@ -6,31 +6,31 @@ use colibri_uring::runtime::chat::Conversation;
 use colibri_uring::runtime::demo;
 use colibri_uring::runtime::tokenizer::Tokenizer;
 
-use super::DecodeArgs;
-use crate::cli::args::WrongUsage;
-use crate::cli::args::model::Ids;
+use super::args::DecodeArgs;
 use crate::cli::args::prompt;
+use crate::cli::args::usage::WrongUsage;
+use crate::cli::args::values::Ids;
 use crate::cli::output::pluralize::pluralize;
 
-/// How many ids of a replay are the prompt.
+/// Ids of a replay that are the prompt.
 const REPLAY_PROMPT: usize = 4;
 
-/// Tokens to generate where nobody says how many.
+/// Tokens to generate without -n.
 const DEFAULT_NEW: usize = 128;
 
-/// A prompt, ready to be fed, and the tokenizer that its continuation is printed with.
+/// An encoded prompt, and the tokenizer that prints its continuation.
 #[derive(Debug)]
 pub struct Input {
     pub prompt: Vec<u32>,
     pub replay: Option<Vec<u32>>,
     pub tokenizer: Option<Tokenizer>,
-    /// The prompt is the demo model's own, and is printed before what continues it.
+    /// The prompt is the demo model's own, and is printed too.
     pub demonstrates: bool,
 }
 
 impl Input {
-    /// Reads and encodes the prompt, which may come after a text that is there already. Done before the model is loaded, so
-    /// that a mistake shows at once.
+    /// Reads and encodes the prompt. `after_text` tells that it continues a saved text. Call it before the model loads, so that a
+    /// mistake shows at once.
     pub fn read(args: &DecodeArgs, after_text: bool) -> anyhow::Result<Input> {
         let dir = &args.model.model[0];
         let tokenizer = Tokenizer::load(dir)?;
@@ -55,7 +55,7 @@ impl Input {
             // The text in the file is the prompt.
             (Vec::new(), None)
         } else {
-            // Without a command nobody has meant the standard input for this program.
+            // Without a command the standard input is not for this program.
             let given = if args.demonstrate {
                 None
             } else {
@@ -76,7 +76,7 @@ impl Input {
             };
             match (args.chat, after_text) {
                 (true, _) => (message(args, tokenizer, &text)?, None),
-                // What begins a text has no place within one.
+                // No bos_token within a text.
                 (false, true) => (tokenizer.encode_plain(&text)?, None),
                 (false, false) => (prompt::encode(tokenizer, dir, &text)?, None),
             }
@@ -89,10 +89,10 @@ impl Input {
         })
     }
 
-    /// Tokens that come after the prompt: those of a replay, or at most as many as are asked for and fit.
+    /// Tokens after the prompt: those of the replay, or -n, or a default that fits.
     ///
     /// # Errors
-    /// That there is no room in the model's context, in numbers.
+    /// The context is too short; the error has the numbers.
     pub fn new_tokens(&self, args: &DecodeArgs, config: &Config) -> anyhow::Result<usize> {
         let (prompt, context) = (self.prompt.len(), config.max_position_embeddings);
         let limit = "max_position_embeddings of the model";
@@ -125,11 +125,11 @@ impl Input {
     }
 }
 
-/// The ids of a text as the only message of a conversation.
+/// Encodes a text as the only message of a conversation.
 fn message(args: &DecodeArgs, tokenizer: &Tokenizer, text: &str) -> anyhow::Result<Vec<u32>> {
     let format = args.template.format(&args.model.model[0])?;
     let system = args.template.system.clone();
-    // How much fits is known when the config is.
+    // `new_tokens` checks the length.
     Ok(Conversation::new(tokenizer, format, system)
         .ask(text, usize::MAX)?
         .ids)

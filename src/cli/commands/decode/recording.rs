@@ -1,4 +1,4 @@
-//! `--save-routing`: the file of what the routers said, and how long the arithmetic took.
+//! Records the routers' outputs and the compute time for `--save-routing`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use colibri_uring::stream::routing::{self, RoutingRecorder};
 
 use crate::cli::output::file::Output;
 
-/// Records into the file of `--save-routing`.
+/// Returns a recorder that writes to `file`.
 pub fn recorder(file: &Output, config: &Config) -> anyhow::Result<RoutingRecorder> {
     let header = routing::RoutingHeader {
         routing: routing::VERSION,
@@ -19,7 +19,7 @@ pub fn recorder(file: &Output, config: &Config) -> anyhow::Result<RoutingRecorde
     Ok(RoutingRecorder::new(Box::new(file.writer()?), &header))
 }
 
-/// How long the arithmetic of `tokens` tokens took that came after the prompt.
+/// The compute time of the `tokens` tokens after the prompt.
 pub fn measured(
     prompt: &[(Phase, &'static str, Duration)],
     runner: &Runner,

@@ -1,15 +1,15 @@
-//! What a run has done and cost, for people.
+//! Prints the summary line of a decode.
 
 use std::io::{self, Write};
 
 use colibri_uring::quant::Activations;
 use colibri_uring::runtime::generate::Generated;
 
-use crate::cli::args::size::human;
 use crate::cli::output::pluralize::pluralize;
+use crate::cli::output::size::human;
 use crate::cli::output::stats::Stats;
 
-/// Tokens fed one at a time, by the second.
+/// Decoded tokens per second, without the prompt.
 pub fn rate(generated: &Generated) -> f64 {
     match generated.decoded {
         0 => 0.0,
@@ -17,11 +17,11 @@ pub fn rate(generated: &Generated) -> f64 {
     }
 }
 
-/// One line on stderr for people.
+/// Prints one line to stderr.
 pub fn summarise(generated: &Generated, stats: &Stats) {
     let engine = &stats.engine;
     let demanded = (engine.expert_hits + engine.expert_misses).max(1);
-    // Nobody to tell if stderr is closed.
+    // A closed stderr is not an error.
     let _ = writeln!(
         io::stderr(),
         "[{}, {:.2} tok/s; load {:.2} s, prefill {:.2} s; waited {:.2} s for the disk, computed {:.2} s; \

@@ -1,4 +1,4 @@
-//! `mirror bench`: each drive alone, then all together.
+//! `mirror bench`: measures each drive alone, then all together.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -17,26 +17,30 @@ use colibri_uring::tools::report::mirrors::Mirrors;
 use colibri_uring::tools::report::{Page, machine};
 use serde::Serialize;
 
-use super::CopiesArgs;
-use crate::cli::args::model::{Weights, seconds, weights};
-use crate::cli::output::printer::to_stdout;
+use crate::cli::args::copies::CopiesArgs;
+use crate::cli::args::drives::weights;
+use crate::cli::args::files::ReportArgs;
+use crate::cli::args::values::{Weights, seconds};
+use crate::cli::output::printer::{print_json, to_stdout};
 use crate::cli::output::progress::spinner;
-use crate::cli::output::report_files::ReportArgs;
+use crate::cli::output::report_files::Reports;
+use crate::cli::output::size::human;
 
-/// Read experts from each drive alone and from all together, and compare
+/// Measure expert reads from each drive alone and from all together
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
+#[command(after_long_help = "Examples:\n  \
     colibri-uring mirror bench --model /ssd1/GLM-5.2 --mirror /ssd2/GLM-5.2\n  \
     colibri-uring mirror bench --model /ssd1/GLM-5.2 --mirror /ssd2/GLM-5.2 --report mirrors.html")]
 pub struct BenchArgs {
     #[command(flatten)]
     copies: CopiesArgs,
-    /// In what ratio to read from the model's drive and the mirrors when all are read together, like 2,1 (the model's first)
-    /// [default: from each as fast as it is]
-    #[arg(long, value_name = "W,W,...", env = "COLIBRI_MIRROR_WEIGHTS")]
+    /// Ratio of reads from the model's drive and each mirror, like 2,1
+    ///
+    /// The model's drive comes first. By default each drive serves as much as it is fast.
+    #[arg(long, value_name = "W,W,...", help_heading = "Drives")]
     mirror_weights: Option<Weights>,
-    /// How long each measurement takes
-    #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds, env = "COLIBRI_SECONDS")]
+    /// Seconds of each measurement
+    #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds, help_heading = "Drives")]
     seconds: f64,
     #[command(flatten)]
     reports: ReportArgs,
@@ -53,7 +57,7 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct Single {
     dir: String,
-    /// `null` where no expert lies wholly in this directory.
+    /// `null` if no expert lies wholly in this directory.
     mib_per_s: Option<f64>,
 }
 
@@ -61,27 +65,25 @@ struct Single {
 #[derive(Debug, Serialize)]
 struct Combined {
     mib_per_s: f64,
-    /// Speed over the sum of the single speeds; `null` where that says nothing of all drives, for one gave nothing or was not measured alone.
+    /// Speed over the sum of the single speeds; `null` if a drive served nothing or was not measured alone.
     scaling: Option<f64>,
-    /// What part of the bytes came from each directory, in the order of `single`.
+    /// Fraction of the bytes from each directory, in the order of `single`.
     shares: Vec<f64>,
 }
 
 /// A measurement and when it began.
 type Timed = (SystemTime, Measured);
 
-/// Measures and prints.
 pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
-    let (given, mirrors) = (&args.copies.given, &args.copies.mirror);
-    let weights = weights(given, args.mirror_weights.as_ref(), mirrors)?;
-    let reports = args.reports.create()?;
+    let weights = weights(args.mirror_weights.as_ref(), &args.copies.mirror)?;
+    let reports = Reports::create(args.reports.report.as_deref(), args.reports.hlog.as_deref())?;
     let shards = args.copies.open()?;
     let config = Config::load(&args.copies.model[0])?;
-    // What is measured is what was meant, or nothing is.
+    // A mirror that serves nothing would falsify the measurement.
     for fault in shards.faults() {
         ensure!(
             fault.is_partial(),
-            "{fault}; `mirror stage` makes copies, `mirror verify` says which of them are none"
+            "{fault}; `mirror stage` makes copies, `mirror verify` finds files that are not copies"
         );
         tracing::warn!("{fault}");
     }
@@ -138,7 +140,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         &intervals(&dirs, &alone, &together),
     );
     if args.copies.json {
-        crate::cli::output::print_json(&report)?;
+        print_json(&report)?;
     } else {
         let expert = layouts.iter().map(|l| l.footprint()).max().unwrap_or(0);
         to_stdout(|out| print(out, &report, &idle, expert))?;
@@ -170,7 +172,7 @@ impl Report {
         }
     }
 
-    /// What all give alone, in MiB/s.
+    /// Sum of the single speeds, in MiB/s.
     fn sum(&self) -> f64 {
         self.single
             .iter()
@@ -178,7 +180,7 @@ impl Report {
             .sum()
     }
 
-    /// Why what all give together cannot be compared with the sum of what each gives.
+    /// Why the combined speed cannot be compared with the sum of the single speeds.
     fn idle(&self) -> Vec<String> {
         let mut idle = Vec::new();
         for (single, share) in self.single.iter().zip(&self.combined.shares) {
@@ -222,7 +224,7 @@ fn page(
     .page()
 }
 
-/// Each measurement for the log, in the order in which they were made.
+/// The measurements for the log, oldest first.
 fn intervals<'a>(
     dirs: &[&Path],
     alone: &'a [Option<Timed>],
@@ -246,7 +248,7 @@ fn intervals<'a>(
     intervals
 }
 
-/// Every file with its copy in one source; an empty list where it has none there.
+/// The copy of each file in one source; an empty list for a file without one.
 fn only(copies: &[Replicas], source: usize) -> Vec<Replicas> {
     let there = |copies: &Replicas| -> Replicas {
         copies
@@ -288,9 +290,8 @@ fn measure(
     Ok((start, measured))
 }
 
-/// A table for people.
 fn print(out: &mut dyn Write, report: &Report, idle: &[String], expert: u64) -> io::Result<()> {
-    let (combined, expert) = (&report.combined, crate::cli::args::size::human(expert));
+    let (combined, expert) = (&report.combined, human(expert));
     writeln!(out, "Random experts of up to {expert}\n")?;
     writeln!(out, "{:>10}  {:>10}  directory", "alone", "share of all")?;
     for (single, share) in report.single.iter().zip(&combined.shares) {
@@ -305,7 +306,7 @@ fn print(out: &mut dyn Write, report: &Report, idle: &[String], expert: u64) -> 
         Some(scaling) => writeln!(out, "\nTogether {speed:.0} MiB/s, {scaling:.2} of the sum"),
         None => writeln!(
             out,
-            "\nTogether {speed:.0} MiB/s, which says nothing of all of them: {}",
+            "\nTogether {speed:.0} MiB/s, which cannot be compared with the sum: {}",
             idle.join("; ")
         ),
     }

@@ -1,4 +1,4 @@
-//! `mirror stage`: makes a mirror.
+//! `mirror stage`: copies a model's shards to another drive.
 
 use std::fs;
 use std::io::{self, Write};
@@ -8,53 +8,55 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use colibri_ring::Options;
 use colibri_uring::shards::Shards;
 use colibri_uring::tools::measure::mib_per_s;
 use colibri_uring::tools::stage::{Copying, Ended, Shard, State, Work, copy_shard, copy_small};
 use serde::Serialize;
 
-use crate::cli::args::model::{DirectArg, EngineArg, check_model};
-use crate::cli::args::size::{Size, human};
+use crate::cli::args::drives::check_model;
+use crate::cli::args::size::Size;
+use crate::cli::args::values::{DirectArg, EngineArg};
 use crate::cli::interrupt;
 use crate::cli::output::pluralize::pluralize;
-use crate::cli::output::printer::to_stdout;
+use crate::cli::output::printer::{print_json, to_stdout};
 use crate::cli::output::progress;
+use crate::cli::output::size::human;
 
-/// Copy a model's shards to another drive, to be used with --mirror; a run that was ended is continued by the next
+/// Copy a model's shards to another drive, for --mirror; run it again to resume
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
+#[command(after_long_help = "Examples:\n  \
     colibri-uring mirror stage --model /ssd1/GLM-5.2 --to /ssd2/GLM-5.2\n  \
     colibri-uring mirror stage --model /ssd1/GLM-5.2 --to /ssd2/GLM-5.2 --budget 200GiB --dry-run\n\n\
-    A file that is there already counts as a copy when its size, its header and 2 MiB of its data, taken all over it, are those of the \
-    shard; `mirror verify` compares every byte. One that differs is an error. Nothing is ever deleted or overwritten, with --force or without, \
-    but unfinished files of this command (.NAME.colibri-part).")]
+    An existing file counts as a copy if its size, its header and a 2 MiB sample of its data equal the shard's. \
+    `mirror verify` compares every byte. A file that differs is an error. The command deletes and overwrites only its own \
+    unfinished files (.NAME.colibri-part), with --force too.")]
 pub struct StageArgs {
-    /// Directory with *.safetensors files; give it several times for a model split over drives
-    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL")]
+    /// Directory with *.safetensors; repeat it for a split model
+    #[arg(long, value_name = "DIR", num_args = 1.., required = true, env = "COLIBRI_MODEL", help_heading = "Model")]
     model: Vec<PathBuf>,
-    /// Directory on another drive for the copies; it is made if there is none
-    #[arg(long, value_name = "DIR", env = "COLIBRI_TO")]
+    /// Directory on another drive for the copies; created if missing
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
     to: PathBuf,
-    /// Bytes of shards that may be there in the end, the hottest first [default: all]
-    #[arg(long, value_name = "SIZE", env = "COLIBRI_BUDGET")]
+    /// Total size of the copies, at most; the most used shards come first [default: all]
+    #[arg(long, value_name = "SIZE", help_heading = "Output")]
     budget: Option<Size>,
-    /// Only say what would be done
-    #[arg(long, env = "COLIBRI_DRY_RUN", value_parser = FalseyValueParser::new())]
+    /// Print the plan and write nothing
+    #[arg(long, help_heading = "Output")]
     dry_run: bool,
-    /// Copy also to a drive that the model is on, which brings no bandwidth and is refused otherwise. It changes nothing else:
-    /// what is there is not overwritten
-    #[arg(long, env = "COLIBRI_FORCE", value_parser = FalseyValueParser::new())]
+    /// Copy even to a drive that the model is on
+    ///
+    /// Such a copy adds no bandwidth. --force overwrites nothing.
+    #[arg(long, help_heading = "Output")]
     force: bool,
-    /// What reads
-    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_ENGINE")]
+    /// I/O engine for the reads: auto, uring or pread
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Drives")]
     engine: EngineArg,
-    /// Whether to read around the page cache (O_DIRECT)
-    #[arg(long, value_enum, default_value = "auto", env = "COLIBRI_DIRECT")]
+    /// Bypass the page cache with O_DIRECT: auto, on or off
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Drives")]
     direct: DirectArg,
     /// Print one JSON object
-    #[arg(long, env = "COLIBRI_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
@@ -62,25 +64,24 @@ pub struct StageArgs {
 #[derive(Debug, Default, Serialize)]
 struct Report {
     to: String,
-    /// Whether everything that was to be copied is there.
+    /// Whether every shard within the budget is copied.
     complete: bool,
     dry_run: bool,
-    /// Shards that were copied, or would be.
+    /// Shards that this run copied, or would copy.
     copied: Vec<String>,
-    /// Shards of which a copy was there: same size, header and sample of the content.
+    /// Shards with an existing copy: equal size, header and sample of the content.
     already_there: Vec<String>,
-    /// Shards that the budget leaves out.
+    /// Shards beyond the budget.
     left_out: Vec<String>,
-    /// Bytes of `copied`, less what an earlier run had written.
+    /// Bytes of `copied`, without those that an earlier run wrote.
     bytes: u64,
-    /// Small files that were copied, or would be.
+    /// Small files that this run copied, or would copy.
     small_files: usize,
     seconds: f64,
-    /// Copying and comparing.
+    /// Speed of copying and comparing.
     mib_per_s: f64,
 }
 
-/// Copies and prints.
 pub fn run(args: &StageArgs) -> anyhow::Result<ExitCode> {
     check_model(&args.model)?;
     let shards = Shards::open(&args.model)?;
@@ -173,7 +174,7 @@ fn finish(
     code: ExitCode,
 ) -> anyhow::Result<ExitCode> {
     if args.json {
-        crate::cli::output::print_json(report)?;
+        print_json(report)?;
     } else {
         to_stdout(|out| print(out, work, report))?;
     }

@@ -1,4 +1,4 @@
-//! `mirror verify`: whether mirrors are copies.
+//! `mirror verify`: compares mirrors with the model, byte by byte.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -11,16 +11,16 @@ use colibri_uring::tools::measure::mib_per_s;
 use colibri_uring::tools::verify::{Verdict, bytes_to_compare, path_in_mirror, verify};
 use serde::Serialize;
 
-use super::CopiesArgs;
-use crate::cli::args::size::human;
+use crate::cli::args::copies::CopiesArgs;
 use crate::cli::output::pluralize::pluralize;
-use crate::cli::output::printer::to_stdout;
+use crate::cli::output::printer::{print_json, to_stdout};
 use crate::cli::output::progress;
+use crate::cli::output::size::human;
 
-/// Compare every byte of the mirrors with the model's files; exit code 1 when one differs
+/// Compare every byte of the mirrors with the model; exit code 1 if one differs
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  colibri-uring mirror verify --model /ssd1/GLM-5.2 --mirror /ssd2/GLM-5.2"
+    after_long_help = "Example:\n  colibri-uring mirror verify --model /ssd1/GLM-5.2 --mirror /ssd2/GLM-5.2"
 )]
 pub struct VerifyArgs {
     #[command(flatten)]
@@ -30,11 +30,11 @@ pub struct VerifyArgs {
 /// The JSON object.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// Whether every file that a mirror has is a copy.
+    /// Whether every file in every mirror is a copy.
     identical: bool,
     mirrors: Vec<Mirror>,
     seconds: f64,
-    /// Speed of all drives together.
+    /// Combined speed of all drives.
     mib_per_s: f64,
 }
 
@@ -44,14 +44,14 @@ struct Mirror {
     dir: String,
     /// Files with the primary's size and header.
     files: usize,
-    /// Files that it does not have: the primary serves them.
+    /// Files that only the primary has.
     missing: usize,
     /// Files with another size or header, or that cannot be opened.
     refused: Vec<String>,
-    /// Why, for each of them.
+    /// The reason for each file in `refused`.
     #[serde(skip)]
     reasons: Vec<String>,
-    /// Bytes that are the primary's.
+    /// Bytes that equal the primary's.
     bytes: u64,
     first_difference: Option<FirstDifference>,
 }
@@ -62,11 +62,10 @@ struct FirstDifference {
     /// `null` in the header.
     tensor: Option<String>,
     offset: u64,
-    /// Why it cannot be read, if it is that.
+    /// Why the mirror cannot be read here; `null` if the bytes differ.
     error: Option<String>,
 }
 
-/// Compares and prints.
 pub fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let args = &args.copies;
     let shards = args.open()?;
@@ -95,7 +94,7 @@ pub fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
         mirrors,
     };
     if args.json {
-        crate::cli::output::print_json(&report)?;
+        print_json(&report)?;
     } else {
         to_stdout(|out| print(out, &report))?;
     }
@@ -167,7 +166,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             }
         }
     }
-    // Of nothing there is no speed.
+    // Nothing was read: no speed.
     if report.mib_per_s > 0.0 {
         let speed = human((report.mib_per_s * f64::from(1 << 20)) as u64);
         writeln!(

@@ -1,4 +1,4 @@
-//! What `profile` prints.
+//! Prints the runs of `profile`.
 
 use std::io::{self, Write};
 
@@ -6,17 +6,17 @@ use colibri_uring::tools::profile::{Demand, Measurement, Reader};
 use colibri_uring::tools::report::Table;
 use serde::Serialize;
 
-use crate::cli::args::size::human;
+use crate::cli::output::size::human;
 
 /// The JSON object.
 #[derive(Debug, Serialize)]
 pub struct Report {
     runs: Vec<Row>,
-    /// Whether some of the runs were not made, because somebody has asked to stop.
+    /// Whether a signal stopped the runs before the last one.
     interrupted: bool,
-    /// How the page cache was kept out.
+    /// How the runs bypassed the page cache.
     page_cache: Vec<String>,
-    /// What the best run means for the model; `null` for a file, and where holes were read.
+    /// Tokens per second at the best run's speed; `null` for a file, and after reads of holes.
     tokens_per_second: Option<Tokens>,
 }
 
@@ -24,7 +24,7 @@ pub struct Report {
 struct Row {
     engine: &'static str,
     direct: bool,
-    /// Of the longest block.
+    /// The longest block, in bytes.
     block_size: u64,
     queue_depth: usize,
     bytes: u64,
@@ -45,22 +45,22 @@ struct Latency {
     max: u64,
 }
 
-/// The most that this drive allows.
+/// Upper limits that this drive sets.
 #[derive(Debug, Serialize)]
 struct Tokens {
-    /// Bytes of a token's experts.
+    /// Bytes of one token's experts.
     token_bytes: u64,
-    /// With no expert in memory.
+    /// With an empty cache.
     cold: f64,
-    /// Experts that the memory available now keeps; `null` when the model does not fit.
+    /// Experts that the available memory caches; `null` if the model does not fit.
     cached_experts: Option<u64>,
     experts: u64,
-    /// With these, all used equally often; `null` when the drive is not needed, or the model does not fit.
+    /// With these in the cache and uniform routing; `null` if all experts or none fit.
     cached: Option<f64>,
 }
 
 impl Report {
-    /// `best` is the speed in MiB/s that tokens are reckoned with.
+    /// `best` is the speed of the best run in MiB/s.
     pub fn new(
         runs: &[Measurement],
         cache: &[String],
@@ -83,7 +83,6 @@ impl Report {
         }
     }
 
-    /// The runs as text.
     pub fn table(&self) -> Table {
         Table {
             head: HEAD.map(str::to_owned).into(),
@@ -92,11 +91,11 @@ impl Report {
     }
 }
 
-/// How the page cache was kept out of runs of these modes.
+/// Describes how runs of these modes bypassed the page cache.
 pub fn cache_lines(modes: &[(Reader, bool)]) -> Vec<String> {
     let mut lines = Vec::new();
     if modes.iter().any(|(_, direct)| *direct) {
-        lines.push("Direct: O_DIRECT reads go around the page cache.".to_owned());
+        lines.push("Direct: O_DIRECT reads bypass the page cache.".to_owned());
     }
     if modes.iter().any(|(_, direct)| !direct) {
         lines.push(
@@ -132,12 +131,11 @@ fn row(measurement: &Measurement) -> Row {
     }
 }
 
-/// How the page cache takes part in a read.
 pub fn mode(direct: bool) -> &'static str {
     if direct { "direct" } else { "buffered" }
 }
 
-/// A table for people, and what it means.
+/// Prints the runs as a table, then the verdict.
 pub fn print(out: &mut dyn Write, report: &Report, verdict: &[String]) -> io::Result<()> {
     let Table { head, rows } = report.table();
     let widths: Vec<usize> = (0..head.len())
