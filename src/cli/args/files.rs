@@ -8,9 +8,14 @@ use clap::Args;
 #[derive(Debug, Args)]
 pub struct TraceArgs {
     /// Write a timeline of reads and layers, for ui.perfetto.dev or chrome://tracing
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        hide_short_help = true,
+        help_heading = "Output"
+    )]
     pub trace: Option<PathBuf>,
-    /// Write a report with plots of reads, waits and compute: one self-contained HTML file
+    /// Write an HTML report with plots of reads, waits and compute
     #[arg(long, value_name = "FILE.html", help_heading = "Output")]
     pub report: Option<PathBuf>,
 }

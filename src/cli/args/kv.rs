@@ -20,13 +20,18 @@ pub struct KvArgs {
         help_heading = "Saved context"
     )]
     pub kv: Option<PathBuf>,
-    /// Continue the text in the file of --kv; the prompt, if you give one, comes after it
+    /// Append the prompt, if any, to the text in the file of --kv, and continue it
     #[arg(long, requires = "kv", help_heading = "Saved context")]
     pub kv_append: bool,
     /// Start the file of --kv anew
     ///
     /// It replaces any KV file when the run is complete.
-    #[arg(long, requires = "kv", help_heading = "Saved context")]
+    #[arg(
+        long,
+        requires = "kv",
+        hide_short_help = true,
+        help_heading = "Saved context"
+    )]
     pub kv_reset: bool,
 }
 

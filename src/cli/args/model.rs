@@ -49,7 +49,7 @@ pub struct ModelArgs {
         help_heading = "Model"
     )]
     pub expert_bits: Option<Bits>,
-    /// Precision of activations beside packed weights: exact or int8
+    /// Precision of activations for packed weights: exact or int8
     ///
     /// exact keeps activations as f32. int8 rounds them and multiplies integers, which is faster where arithmetic is the
     /// limit. Routers, the indexer and the head stay exact.
@@ -73,7 +73,7 @@ pub struct ModelArgs {
     /// Compute threads [default: one per CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS", help_heading = "Model")]
     pub threads: Option<u16>,
-    /// Memory budget of the whole process, like 24GiB [default: available memory]
+    /// Memory budget of the process, like 24GiB [default: available memory]
     #[arg(long, value_name = "SIZE", value_parser = size::memory, env = "COLIBRI_RAM", help_heading = "Memory")]
     pub ram: Option<Size>,
     /// Expert slabs per MoE layer [default: as many as fit]
@@ -84,19 +84,19 @@ pub struct ModelArgs {
     /// Fraction of the slabs pinned to the most used experts, like 0.25 or 25%
     ///
     /// Pinned experts are those that earlier runs used most. They are never evicted.
-    #[arg(long, value_name = "SHARE", default_value = "25%", value_parser = share, help_heading = "Memory")]
+    #[arg(long, value_name = "SHARE", default_value = "25%", value_parser = share, hide_short_help = true, help_heading = "Memory")]
     pub pin_share: f64,
     /// Neither read nor write the usage history, .coli_usage
     ///
     /// The history lies in the model's first directory and counts the experts that earlier runs used.
-    #[arg(long, env = "COLIBRI_NO_USAGE", value_parser = FalseyValueParser::new(), help_heading = "Memory")]
+    #[arg(long, env = "COLIBRI_NO_USAGE", value_parser = FalseyValueParser::new(), hide_short_help = true, help_heading = "Memory")]
     pub no_usage: bool,
     /// Prompt tokens per forward pass, at most [default: as many as memory allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), hide_short_help = true, help_heading = "Memory")]
     pub prefill_slice: Option<u32>,
-    /// Directory on another drive with copies of the model's files; up to 4
+    /// Directory on another drive with copies of the model's files
     ///
-    /// The engine reads from the model's drive and from all mirrors at the same time.
+    /// Repeat it for up to 4 mirrors. The engine reads from the model's drive and from all mirrors at the same time.
     #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MIRROR", help_heading = "Drives")]
     pub mirror: Vec<PathBuf>,
     /// Ratio of reads from the model's drive and each mirror, like 2,1
@@ -107,6 +107,7 @@ pub struct ModelArgs {
         long,
         value_name = "W,W,...",
         requires = "mirror",
+        hide_short_help = true,
         help_heading = "Drives"
     )]
     pub mirror_weights: Option<Weights>,
@@ -128,7 +129,7 @@ pub struct ModelArgs {
         help_heading = "Drives"
     )]
     pub direct: DirectArg,
-    /// Experts of the next layer to prefetch: auto, off or a number
+    /// Experts of the next layer to prefetch
     #[arg(
         long,
         value_name = "auto|off|K",
@@ -141,9 +142,9 @@ pub struct ModelArgs {
 /// Selects how many tokens a command drafts. Drafts change no token.
 #[derive(Debug, Args)]
 pub struct DraftArgs {
-    /// Tokens to draft per pass with the prediction layer (MTP): auto, off or a number
+    /// Tokens to draft per pass with the prediction layer
     ///
-    /// The next pass verifies the drafts, so they change speed and not the text. auto drafts as many as pay.
+    /// The layer is for multi-token prediction (MTP). The next pass verifies the drafts, so they change speed and not the text. auto drafts as many as pay.
     #[arg(
         long,
         value_name = "auto|off|N",

@@ -8,23 +8,23 @@ use colibri_uring::runtime::sample::Sampling;
 pub struct SamplingArgs {
     /// Randomness: 0 always takes the most likely token
     ///
-    /// By default decode takes 0. chat takes the value in the model's generation_config.json, or 0. The same is true of
-    /// the other flags under this heading.
+    /// chat takes the defaults of all sampling flags from the model's generation_config.json. Without it, and in decode,
+    /// the temperature is 0, top-p 1, top-k 0, min-p 0 and the penalty 1.
     #[arg(long, value_name = "T", value_parser = temperature, help_heading = "Sampling")]
     temperature: Option<f32>,
-    /// Sample from the most likely tokens whose probabilities add up to P [default: 1]
+    /// Sample from the most likely tokens that make up probability P
     #[arg(long, value_name = "P", value_parser = probability, help_heading = "Sampling")]
     top_p: Option<f32>,
-    /// Sample from the K most likely tokens; 0 is all [default: 0]
+    /// Sample from the K most likely tokens; 0 is all
     #[arg(long, value_name = "K", help_heading = "Sampling")]
     top_k: Option<usize>,
-    /// Keep tokens with probability >= P x the most likely token's [default: 0]
-    #[arg(long, value_name = "P", value_parser = share, help_heading = "Sampling")]
+    /// Keep tokens with probability >= P x the most likely token's
+    #[arg(long, value_name = "P", value_parser = share, hide_short_help = true, help_heading = "Sampling")]
     min_p: Option<f32>,
-    /// Penalise tokens that occurred before; 1 is off [default: 1]
+    /// Penalise tokens that occurred before; 1 is off
     ///
     /// Divides a positive logit by R, and multiplies a negative one by it.
-    #[arg(long, value_name = "R", value_parser = penalty, help_heading = "Sampling")]
+    #[arg(long, value_name = "R", value_parser = penalty, hide_short_help = true, help_heading = "Sampling")]
     repetition_penalty: Option<f32>,
     /// Recent tokens that --repetition-penalty applies to; 0 is all
     ///

@@ -22,7 +22,12 @@ pub struct TemplateArgs {
     /// Variable for the chat template, like enable_thinking=false; repeatable
     ///
     /// A value that is not JSON is a text.
-    #[arg(long, value_name = "NAME=VALUE", help_heading = "Prompt")]
+    #[arg(
+        long,
+        value_name = "NAME=VALUE",
+        hide_short_help = true,
+        help_heading = "Prompt"
+    )]
     pub template_var: Vec<Variable>,
 }
 

@@ -61,7 +61,7 @@ pub struct ChatArgs {
     /// Tokens of context to reserve memory for [default: 8192, or the model's maximum]
     #[arg(long, value_name = "N", help_heading = "Memory")]
     context: Option<usize>,
-    /// Tokens of an answer, at most [default: as many as the context holds]
+    /// Tokens of an answer, at most [default: as many as fit]
     ///
     /// The default is 128 for answers that may never end: with --raw, for the demo model, and without any stop token.
     #[arg(short, value_name = "N", help_heading = "Sampling")]
@@ -104,8 +104,8 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let opened = load::open(&args.model, args.draft.mtp.0)?;
     let config = opened.model().config();
     let max = config.max_position_embeddings;
-    let mut kept = kv_store::open(&args.kv, || Ok(opened.model().fingerprint()?))?;
-    let before = kept.as_ref().map_or(0, |kept| kept.file().ids().len());
+    let mut saved = kv_store::open(&args.kv, || Ok(opened.model().fingerprint()?))?;
+    let before = saved.as_ref().map_or(0, |saved| saved.file().ids().len());
     let context = match args.context {
         None => max.min(DEFAULT_CONTEXT.max(before.saturating_add(PREFILL))),
         Some(n) if before > 0 && n <= before => bail!(
@@ -130,12 +130,12 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let mut runner = runner;
     let mut sequence = runner.sequence();
     let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
-    if let Some(kept) = &mut kept {
-        kv_store::resume(kept, &mut runner, &mut sequence, &mut conversation)?;
+    if let Some(saved) = &mut saved {
+        kv_store::resume(saved, &mut runner, &mut sequence, &mut conversation)?;
     }
     let mut chat = Chat {
         conversation,
-        kept,
+        saved,
         tokenizer: &tokenizer,
         model: &model,
         runner,
@@ -163,7 +163,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
 struct Chat<'a> {
     conversation: Conversation<'a>,
     /// The file of the conversation.
-    kept: Option<KvStore>,
+    saved: Option<KvStore>,
     tokenizer: &'a Tokenizer,
     model: &'a Model,
     runner: TextRunner,
@@ -223,7 +223,7 @@ impl Chat<'_> {
                 Line::Stats => self.stats(),
                 Line::Reset => {
                     self.conversation.reset();
-                    kv_store::forget(&mut self.kept);
+                    kv_store::forget(&mut self.saved);
                     say("a new conversation");
                 }
                 Line::Unknown(word) => say(&format!(
@@ -277,7 +277,7 @@ impl Chat<'_> {
         let prefilled = turn.rest().len();
         let all = turn.ids.len() + generated.ids.len();
         // Even if printing failed.
-        self.keep(turn, &generated)?;
+        self.add_answer(turn, &generated)?;
         if let Some(error) = failed {
             return Err(error);
         }
@@ -341,7 +341,7 @@ impl Chat<'_> {
     }
 
     /// Adds the answer to the conversation and saves it. The sequence's rows serve the next message.
-    fn keep(&mut self, turn: Turn, generated: &Generated) -> anyhow::Result<()> {
+    fn add_answer(&mut self, turn: Turn, generated: &Generated) -> anyhow::Result<()> {
         let said = match (generated.finish, generated.ids.split_last()) {
             (Finish::Stop, Some((_, said))) => said,
             _ => &generated.ids,
@@ -351,7 +351,7 @@ impl Chat<'_> {
             false => {
                 self.conversation.answer(turn, said, self.sequence.len())?;
                 let (runner, sequence) = (&mut self.runner, &mut self.sequence);
-                kv_store::keep(&mut self.kept, runner, sequence, &self.conversation);
+                kv_store::save(&mut self.saved, runner, sequence, &self.conversation);
             }
         }
         Ok(())

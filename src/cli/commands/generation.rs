@@ -10,13 +10,12 @@ use colibri_uring::runtime::generate::{Generated, Generation, SequenceFeed, Sour
 use crate::cli::output::printer::Printer;
 use crate::cli::output::progress;
 
-/// What is to be generated and printed.
 pub struct GenerationRun<'a, W> {
     /// Tokens that the sequence does not have.
     pub prompt: &'a [u32],
     pub source: Source,
     pub drafts: Mode,
-    /// Tokens of the context at most, the last one included, which is never fed.
+    /// Longest context in tokens, the last one included, which is never fed.
     pub limit: usize,
     pub printer: Printer<'a, W>,
     /// Printed before the first token, when the bar over the prompt has left the line.
@@ -31,7 +30,7 @@ pub struct GenerationOutcome {
     pub drafted: DraftStats,
     /// Time by phase up to the first token.
     pub prompt_phases: Vec<(Phase, &'static str, Duration)>,
-    /// What ended the text early, or kept its end from being printed. `generated` has the tokens before it.
+    /// The error that ended the text or its output early. `generated` has the tokens before it.
     pub failed: Option<anyhow::Error>,
 }
 

@@ -89,7 +89,7 @@ impl KvStore {
 /// The KV file of one `decode`.
 #[derive(Debug)]
 pub struct Turn {
-    kept: KvStore,
+    store: KvStore,
     append: bool,
     /// Tokens of the file that the text no longer has.
     dropped: usize,
@@ -105,15 +105,15 @@ impl Turn {
         let Some(path) = &args.kv else {
             return Ok(None);
         };
-        let kept = KvStore::open(path, args.kv_reset, fingerprint()?)?;
+        let store = KvStore::open(path, args.kv_reset, fingerprint()?)?;
         ensure!(
-            args.kv_reset || kept.file.note().is_empty(),
+            args.kv_reset || store.file.note().is_empty(),
             "{} has a conversation of `chat`, whose messages `decode` would lose; it is unchanged: give another file to --kv, or \
              --kv-reset to start anew",
             path.display()
         );
         Ok(Some(Turn {
-            kept,
+            store,
             append: args.kv_append,
             dropped: 0,
             saved: false,
@@ -122,20 +122,20 @@ impl Turn {
 
     /// Whether the prompt comes after a saved text.
     pub fn goes_on(&self) -> bool {
-        self.append && !self.kept.file.ids().is_empty()
+        self.append && !self.store.file.ids().is_empty()
     }
 
     /// The whole text: with `--kv-append`, the saved text and `prompt`.
     pub fn text(&self, prompt: Vec<u32>) -> Vec<u32> {
         match self.append {
-            true => [self.kept.file.ids(), &prompt].concat(),
+            true => [self.store.file.ids(), &prompt].concat(),
             false => prompt,
         }
     }
 
     /// How many tokens of `prompt` the file has.
     pub fn reusable(&self, prompt: &[u32]) -> usize {
-        let file = &self.kept.file;
+        let file = &self.store.file;
         reusable(file.ids(), prompt).min(file.rows())
     }
 
@@ -147,8 +147,8 @@ impl Turn {
         prompt: &[u32],
     ) -> anyhow::Result<usize> {
         let reused = self.reusable(prompt);
-        self.kept.restore(runner, sequence, reused)?;
-        let file = &self.kept.file;
+        self.store.restore(runner, sequence, reused)?;
+        let file = &self.store.file;
         let known = file.ids();
         let common = known.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         self.dropped = known.len() - common;
@@ -178,7 +178,7 @@ impl Turn {
             true => sequence.ids().to_vec(),
             false => [prompt, new].concat(),
         };
-        self.kept.save(runner, sequence, &history, b"")?;
+        self.store.save(runner, sequence, &history, b"")?;
         self.saved = true;
         Ok(())
     }
@@ -187,9 +187,9 @@ impl Turn {
         KvStats {
             dropped_tokens: self.dropped as u64,
             saved: self.saved,
-            file_bytes: self.kept.file.bytes(),
-            restore_seconds: self.kept.restoring.as_secs_f64(),
-            save_seconds: self.kept.saving.as_secs_f64(),
+            file_bytes: self.store.file.bytes(),
+            restore_seconds: self.store.restoring.as_secs_f64(),
+            save_seconds: self.store.saving.as_secs_f64(),
         }
     }
 }

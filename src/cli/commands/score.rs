@@ -38,7 +38,7 @@ struct Report {
     argmax: Vec<Option<u32>>,
     /// Natural logarithm of the probability of the id that follows: one fewer than ids.
     logprobs: Vec<f64>,
-    /// Mean of the negated `logprobs`; `null` when there is none.
+    /// Mean of the negated `logprobs`; `null` without any.
     nll: Option<f64>,
     /// Logits after the last id.
     last_logits: Vec<f32>,
@@ -91,13 +91,13 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
 fn print(out: &mut dyn Write, ids: &[u32], report: &Report) -> io::Result<()> {
     writeln!(
         out,
-        "position  id  likeliest next  log-probability of the next"
+        "position  id  most likely next  log-probability of the next"
     )?;
-    for (at, (id, likeliest)) in ids.iter().zip(&report.argmax).enumerate() {
-        let likeliest = likeliest.map_or("-".to_owned(), |id| id.to_string());
+    for (at, (id, top)) in ids.iter().zip(&report.argmax).enumerate() {
+        let top = top.map_or("-".to_owned(), |id| id.to_string());
         match report.logprobs.get(at) {
-            Some(logprob) => writeln!(out, "{at}  {id}  {likeliest}  {logprob:.4}")?,
-            None => writeln!(out, "{at}  {id}  {likeliest}")?,
+            Some(logprob) => writeln!(out, "{at}  {id}  {top}  {logprob:.4}")?,
+            None => writeln!(out, "{at}  {id}  {top}")?,
         }
     }
     if let Some(nll) = report.nll {

@@ -328,7 +328,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     let scene = Scene::new(args)?;
     if let Some(load) = scene.busy {
         tracing::warn!(
-            "this machine is busy (a load of {load:.1}), and its arithmetic was measured beside that: --compute-rate gives an answer that can be \
+            "this machine is busy (a load of {load:.1}), which disturbs the measurement of its compute rate: --compute-rate gives an answer that can be \
              repeated"
         );
     }
@@ -433,7 +433,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let demanded = (report.expert_hits + report.expert_misses).max(1);
     writeln!(
         out,
-        "memory     {}: {} of {} kept in each layer, {:.0}% of those used are there in time, kept or guessed",
+        "memory     {}: {} of {} kept in each layer, {:.0}% of those used are in memory in time, cached or prefetched",
         human(report.memory_bytes),
         report.cache_slots_per_layer,
         pluralize(report.experts_per_layer, "expert"),
@@ -457,7 +457,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     if let Some(rate) = report.compute_bytes_per_second {
         writeln!(
             out,
-            "assumed    arithmetic is weights at {}/s ({}), and nothing beside them. That is about right for a large model, and may be far off for \
+            "assumed    arithmetic is weights at {}/s ({}), and nothing else. That is about right for a large model, and may be far off for \
              a small one: `decode --save-routing` measures it, and --routing takes it from there",
             human(rate),
             report.arithmetic()

@@ -89,31 +89,71 @@ struct ShapeArgs {
     #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     heads: Option<u64>,
     /// Rank of the queries
-    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
+    #[arg(
+        long,
+        value_name = "N",
+        hide_short_help = true,
+        help_heading = "Shape (default: the preset's)"
+    )]
     q_lora_rank: Option<u64>,
     /// Rank of keys and values
-    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
+    #[arg(
+        long,
+        value_name = "N",
+        hide_short_help = true,
+        help_heading = "Shape (default: the preset's)"
+    )]
     kv_lora_rank: Option<u64>,
     /// Dimensions of a head's key without position
-    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
+    #[arg(
+        long,
+        value_name = "N",
+        hide_short_help = true,
+        help_heading = "Shape (default: the preset's)"
+    )]
     qk_nope_head_dim: Option<u64>,
     /// Dimensions of a head's key with position
-    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
+    #[arg(
+        long,
+        value_name = "N",
+        hide_short_help = true,
+        help_heading = "Shape (default: the preset's)"
+    )]
     qk_rope_head_dim: Option<u64>,
     /// Dimensions of a head's value
-    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
+    #[arg(
+        long,
+        value_name = "N",
+        hide_short_help = true,
+        help_heading = "Shape (default: the preset's)"
+    )]
     v_head_dim: Option<u64>,
     /// Tokens of the vocabulary
     #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     vocab: Option<u64>,
     /// Positions that sparse attention attends; 0 for dense attention
-    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
+    #[arg(
+        long,
+        value_name = "N",
+        hide_short_help = true,
+        help_heading = "Shape (default: the preset's)"
+    )]
     index_topk: Option<u64>,
     /// Heads of the indexer
-    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
+    #[arg(
+        long,
+        value_name = "N",
+        hide_short_help = true,
+        help_heading = "Shape (default: the preset's)"
+    )]
     index_heads: Option<u64>,
     /// Dimensions of an indexer's head
-    #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
+    #[arg(
+        long,
+        value_name = "N",
+        hide_short_help = true,
+        help_heading = "Shape (default: the preset's)"
+    )]
     index_head_dim: Option<u64>,
 }
 

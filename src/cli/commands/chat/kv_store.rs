@@ -44,15 +44,15 @@ pub fn open(
 
 /// Continues the saved conversation. Refuses one with another system message or template.
 pub fn resume(
-    kept: &mut KvStore,
+    saved: &mut KvStore,
     runner: &mut Runner,
     sequence: &mut Sequence,
     conversation: &mut Conversation,
 ) -> anyhow::Result<()> {
-    let tokens = kept.file().rows();
-    kept.restore(runner, sequence, tokens)?;
+    let tokens = saved.file().rows();
+    saved.restore(runner, sequence, tokens)?;
     conversation.hold(sequence.ids().to_vec());
-    let file = kept.file();
+    let file = saved.file();
     let next = "it is unchanged: give another file to --kv, or --kv-reset to start anew";
     let Ok(record) = serde_json::from_slice(file.note()) else {
         ensure!(
@@ -76,13 +76,13 @@ pub fn resume(
 }
 
 /// Saves the conversation. A failure is a warning: the chat continues.
-pub fn keep(
-    kept: &mut Option<KvStore>,
+pub fn save(
+    saved: &mut Option<KvStore>,
     runner: &mut Runner,
     sequence: &mut Sequence,
     conversation: &Conversation,
 ) {
-    let Some(open) = kept else { return };
+    let Some(open) = saved else { return };
     let note = serde_json::to_vec(&conversation.record()).map_err(anyhow::Error::from);
     if let Err(error) = note.and_then(|note| open.save(runner, sequence, conversation.ids(), &note))
     {
@@ -91,8 +91,8 @@ pub fn keep(
 }
 
 /// Empties the file.
-pub fn forget(kept: &mut Option<KvStore>) {
-    if let Some(Err(error)) = kept.as_mut().map(KvStore::clear) {
+pub fn forget(saved: &mut Option<KvStore>) {
+    if let Some(Err(error)) = saved.as_mut().map(KvStore::clear) {
         tracing::warn!("{error}");
     }
 }

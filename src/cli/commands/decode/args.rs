@@ -52,7 +52,7 @@ pub struct DecodeArgs {
     /// Print the demo model's own prompt and continue it, without reading a prompt.
     #[arg(skip)]
     pub demonstrate: bool,
-    /// Tokens to generate, at most [default: 128, or as many as the context holds]
+    /// Tokens to generate, at most [default: 128, or as many as fit]
     #[arg(
         short,
         value_name = "N",
@@ -70,7 +70,12 @@ pub struct DecodeArgs {
     #[command(flatten)]
     pub traces: TraceArgs,
     /// Record the routers' outputs for `simulate --routing`; disables drafts
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        hide_short_help = true,
+        help_heading = "Output"
+    )]
     pub save_routing: Option<PathBuf>,
 }
 

@@ -189,7 +189,7 @@ fn print(out: &mut dyn Write, work: &Work, report: &Report) -> io::Result<()> {
             let what = match shard.state {
                 State::Complete => "is there".to_owned(),
                 State::Missing { begun: 0 } => format!("copy {size}"),
-                State::Missing { begun } => format!("go on after {} of {size}", human(begun)),
+                State::Missing { begun } => format!("resume after {} of {size}", human(begun)),
                 State::LeftOut => format!("leave out {size}: beyond the budget"),
             };
             writeln!(out, "{}: {what}", name(shard))?;
@@ -214,7 +214,10 @@ fn print(out: &mut dyn Write, work: &Work, report: &Report) -> io::Result<()> {
             report.left_out.len()
         )?;
     } else {
-        writeln!(out, "{to}: interrupted; run the same again to go on")?;
+        writeln!(
+            out,
+            "{to}: interrupted; run the same command again to resume"
+        )?;
     }
     Ok(())
 }
