@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::extent::{Layout, Range, RangeError};
 use crate::file::{Advice, File};
+use crate::kernel::explained;
 pub use crate::region::{HUGE_PAGE, Region, SLAB_ALIGN};
 use crate::replica::{self, Replica, Replicas};
 
@@ -22,7 +23,7 @@ const MAX_THREADS: usize = 32;
 
 /// A read failed on every copy.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read {} at offset {offset}: {source}", path.display())]
+#[error("cannot read {} at offset {offset}: {source}{}", path.display(), explained(source))]
 pub struct BulkError {
     /// Index of the file.
     pub file: u32,

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::arena::SlabId;
-use crate::kernel::{KernelCall, KernelError};
+use crate::kernel::explained;
 
 /// What a read is for. All waiting demands are read before any prefetch, and those before any preload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,16 +49,4 @@ pub struct ReadError {
     pub len: u64,
     /// The kernel's error.
     pub source: io::Error,
-}
-
-/// Cause and remedy, where the kernel gave the error.
-fn explained(source: &io::Error) -> String {
-    let Some(errno) = source.raw_os_error() else {
-        return String::new();
-    };
-    let error = KernelError {
-        call: KernelCall::Read,
-        errno,
-    };
-    format!(": {}; {}", error.cause(), error.remedy())
 }

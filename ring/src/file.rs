@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 use rustix::fs::Advice as Fadvice;
 use rustix::io::ReadWriteFlags;
 
+use crate::kernel::explained;
+
 /// The longest single read in bytes; longer ones are done in pieces (Linux reads at most 2 GiB - 4 KiB at once).
 pub(crate) const MAX_READ: usize = 1 << 30;
 
@@ -34,7 +36,7 @@ pub enum FileError {
         source: io::Error,
     },
     /// A read failed.
-    #[error("cannot read {} at offset {offset}: {source}", path.display())]
+    #[error("cannot read {} at offset {offset}: {source}{}", path.display(), explained(source))]
     Read {
         /// The file.
         path: PathBuf,

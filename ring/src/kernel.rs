@@ -102,6 +102,18 @@ impl fmt::Display for KernelError {
     }
 }
 
+/// The end of a message about a failed read: cause and remedy, where the kernel gave the error.
+pub(crate) fn explained(source: &io::Error) -> String {
+    let Some(errno) = source.raw_os_error() else {
+        return String::new();
+    };
+    let error = KernelError {
+        call: KernelCall::Read,
+        errno,
+    };
+    format!(": {}; {}", error.cause(), error.remedy())
+}
+
 /// Errno, cause, remedy.
 type Case = (i32, &'static str, &'static str);
 
@@ -116,277 +128,94 @@ const MEMLOCK: &str =
     "raise the limit: ulimit -l unlimited, or LimitMEMLOCK=infinity in a systemd unit";
 const DESCRIPTORS: &str = "raise the limit: ulimit -n 65536, or LimitNOFILE= in a systemd unit";
 
+#[rustfmt::skip]
 const SETUP: &[Case] = &[
-    (
-        libc::EPERM,
-        "io_uring is disabled by the sysctl kernel.io_uring_disabled or denied by a seccomp filter, as in most containers",
-        ALLOW,
-    ),
-    (
-        libc::EACCES,
-        "io_uring is denied by a security policy",
-        SECURITY,
-    ),
-    (
-        libc::ENOSYS,
-        "this kernel has no io_uring, or a seccomp filter hides it",
-        "use Linux 5.6 or later, built with CONFIG_IO_URING, or read without io_uring (EngineKind::Pread)",
-    ),
-    (
-        libc::ENOMEM,
-        "no memory for a ring; before Linux 5.12 it counts against the limit on locked memory (memlock)",
-        MEMLOCK,
-    ),
-    (
-        libc::EMFILE,
-        "this process has no file descriptor left for a ring",
-        DESCRIPTORS,
-    ),
-    (
-        libc::ENFILE,
-        "the system has no file descriptor left for a ring",
-        "raise the sysctl fs.file-max",
-    ),
-    (
-        libc::EINVAL,
-        "the kernel does not know a flag, or the ring has too many entries",
-        "give each drive a window of fewer reads",
-    ),
+    (libc::EPERM, "io_uring is disabled by the sysctl kernel.io_uring_disabled or denied by a seccomp filter, as in most containers",
+        ALLOW),
+    (libc::EACCES, "io_uring is denied by a security policy", SECURITY),
+    (libc::ENOSYS, "this kernel has no io_uring, or a seccomp filter hides it",
+        "use Linux 5.6 or later, built with CONFIG_IO_URING, or read without io_uring (EngineKind::Pread)"),
+    (libc::ENOMEM, "no memory for a ring; before Linux 5.12 it counts against the limit on locked memory (memlock)", MEMLOCK),
+    (libc::EMFILE, "this process has no file descriptor left for a ring", DESCRIPTORS),
+    (libc::ENFILE, "the system has no file descriptor left for a ring", "raise the sysctl fs.file-max"),
+    (libc::EINVAL, "the kernel does not know a flag, or the ring has too many entries", "give each drive a window of fewer reads"),
 ];
 
+#[rustfmt::skip]
 const ENTER: &[Case] = &[
-    (
-        libc::EAGAIN,
-        "the kernel has no memory for requests",
-        "free memory, or read without io_uring (EngineKind::Pread)",
-    ),
-    (
-        libc::EBUSY,
-        "completions overflow and the kernel has no memory to keep them",
-        "free memory, or read without io_uring (EngineKind::Pread)",
-    ),
-    (
-        libc::EPERM,
-        "a seccomp filter allows rings to be made and forbids their use",
-        ALLOW,
-    ),
-    (
-        libc::EACCES,
-        "a security policy forbids the use of the ring",
-        SECURITY,
-    ),
-    (
-        libc::ENOSYS,
-        "a seccomp filter allows rings to be made and hides their use",
-        ALLOW,
-    ),
-    (
-        libc::EBADR,
-        "the kernel had no memory for completions and lost some",
-        "free memory, or read without io_uring (EngineKind::Pread)",
-    ),
-    (
-        libc::EEXIST,
-        "another thread than the ring's owner has entered it",
-        BUG,
-    ),
+    (libc::EAGAIN, "the kernel has no memory for requests", "free memory, or read without io_uring (EngineKind::Pread)"),
+    (libc::EBUSY, "completions overflow and the kernel has no memory to keep them",
+        "free memory, or read without io_uring (EngineKind::Pread)"),
+    (libc::EPERM, "a seccomp filter allows rings to be made and forbids their use", ALLOW),
+    (libc::EACCES, "a security policy forbids the use of the ring", SECURITY),
+    (libc::ENOSYS, "a seccomp filter allows rings to be made and hides their use", ALLOW),
+    (libc::EBADR, "the kernel had no memory for completions and lost some",
+        "free memory, or read without io_uring (EngineKind::Pread)"),
+    (libc::EEXIST, "another thread than the ring's owner has entered it", BUG),
     (libc::EBADFD, "the ring is not enabled", BUG),
-    (
-        libc::EBADF,
-        "the descriptor of the ring was closed by other code",
-        "look for code that closes descriptors that it does not own",
-    ),
-    (
-        libc::EOPNOTSUPP,
-        "the descriptor of the ring was replaced by other code",
-        "look for code that closes descriptors that it does not own",
-    ),
+    (libc::EBADF, "the descriptor of the ring was closed by other code",
+        "look for code that closes descriptors that it does not own"),
+    (libc::EOPNOTSUPP, "the descriptor of the ring was replaced by other code",
+        "look for code that closes descriptors that it does not own"),
     (libc::ENXIO, "the ring is being torn down", BUG),
     (libc::EFAULT, "memory of the ring is not mapped", BUG),
     (libc::EINVAL, "an argument or an entry is invalid", BUG),
 ];
 
+#[rustfmt::skip]
 const REGISTER_FILES: &[Case] = &[
-    (
-        libc::EMFILE,
-        "more files than this process may have open",
-        DESCRIPTORS,
-    ),
-    (
-        libc::ENOMEM,
-        "no memory for the table of files",
-        "free memory",
-    ),
+    (libc::EMFILE, "more files than this process may have open", DESCRIPTORS),
+    (libc::ENOMEM, "no memory for the table of files", "free memory"),
     (libc::EPERM, "denied by a seccomp filter", ALLOW),
     (libc::EACCES, "denied by a security policy", SECURITY),
-    (
-        libc::EBADF,
-        "a descriptor was closed by other code",
-        "look for code that closes descriptors that it does not own",
-    ),
-    (
-        libc::EINVAL,
-        "this kernel does not register empty places, or not as many",
-        "use Linux 5.12 or later",
-    ),
+    (libc::EBADF, "a descriptor was closed by other code", "look for code that closes descriptors that it does not own"),
+    (libc::EINVAL, "this kernel does not register empty places, or not as many", "use Linux 5.12 or later"),
 ];
 
+#[rustfmt::skip]
 const REGISTER_BUFFERS: &[Case] = &[
-    (
-        libc::ENOMEM,
-        "registered slabs count against the limit on locked memory",
-        MEMLOCK,
-    ),
+    (libc::ENOMEM, "registered slabs count against the limit on locked memory", MEMLOCK),
     (libc::EPERM, "denied by a seccomp filter", ALLOW),
     (libc::EACCES, "denied by a security policy", SECURITY),
     (libc::EFAULT, "the memory of a slab cannot be pinned", BUG),
-    (
-        libc::EOPNOTSUPP,
-        "the memory of a slab is backed by a file",
-        BUG,
-    ),
-    (
-        libc::EINVAL,
-        "more regions than this kernel registers",
-        "use Linux 5.13 or later",
-    ),
+    (libc::EOPNOTSUPP, "the memory of a slab is backed by a file", BUG),
+    (libc::EINVAL, "more regions than this kernel registers", "use Linux 5.13 or later"),
 ];
 
+#[rustfmt::skip]
 const READ: &[Case] = &[
-    (
-        libc::EIO,
-        "the drive failed",
-        "see dmesg and smartctl -a; read from another copy",
-    ),
-    (
-        libc::ENODATA,
-        "the drive cannot read the medium",
-        "see dmesg and smartctl -a; read from another copy",
-    ),
-    (
-        libc::EREMOTEIO,
-        "the drive reports a fault",
-        "see dmesg and smartctl -a; read from another copy",
-    ),
-    (
-        libc::EILSEQ,
-        "the data does not match its checksum",
-        "copy the file again",
-    ),
-    (
-        libc::EUCLEAN,
-        "the file system is damaged",
-        "unmount and check it (fsck, btrfs scrub, xfs_repair)",
-    ),
-    (
-        libc::ENXIO,
-        "the drive is gone",
-        "connect it again, and open the file again",
-    ),
-    (
-        libc::ENODEV,
-        "the drive is gone",
-        "connect it again, and open the file again",
-    ),
-    (
-        libc::ESTALE,
-        "the network mount has replaced or removed the file",
-        "open the file again",
-    ),
-    (
-        libc::ETIMEDOUT,
-        "the drive or network mount did not answer in time",
-        "check the connection",
-    ),
-    (
-        libc::ENOTCONN,
-        "the network mount has lost its server",
-        "mount it again",
-    ),
-    (
-        libc::EHOSTDOWN,
-        "the server of the network mount is down",
-        "start it again",
-    ),
-    (
-        libc::EHOSTUNREACH,
-        "the server of the network mount is unreachable",
-        "check the network",
-    ),
-    (
-        libc::ENOKEY,
-        "the key of the encrypted file is not loaded",
-        "unlock the directory",
-    ),
-    (
-        libc::EOPNOTSUPP,
-        "the file system cannot read this way",
-        "read through the page cache (DirectMode::Off)",
-    ),
-    (
-        libc::EINVAL,
-        "the file system refuses the alignment of the read",
-        "read through the page cache (DirectMode::Off)",
-    ),
-    (
-        libc::ENOMEM,
-        "the kernel has no memory for the read",
-        "free memory",
-    ),
-    (
-        libc::EAGAIN,
-        "the kernel had no resources for the read a hundred times",
-        "free memory, or give the drive a smaller window",
-    ),
-    (
-        libc::EINTR,
-        "the read was interrupted a hundred times",
-        "look for the sender of the signals",
-    ),
-    (
-        libc::ECANCELED,
-        "the kernel cancelled the read",
-        "look for a process that is ending",
-    ),
-    (
-        libc::EPERM,
-        "a security policy forbids the read",
-        "allow it in the security module of this machine",
-    ),
-    (
-        libc::EACCES,
-        "a security policy or the server forbids the read",
-        "check the permissions of the file",
-    ),
-    (
-        libc::EBADF,
-        "the descriptor was closed by other code",
-        "look for code that closes descriptors that it does not own",
-    ),
-    (
-        libc::EFAULT,
-        "the memory of the slab is not mapped",
-        "report it as a bug in colibri-ring",
-    ),
+    (libc::EIO, "the drive failed", "see dmesg and smartctl -a; read from another copy"),
+    (libc::ENODATA, "the drive cannot read the medium", "see dmesg and smartctl -a; read from another copy"),
+    (libc::EREMOTEIO, "the drive reports a fault", "see dmesg and smartctl -a; read from another copy"),
+    (libc::EILSEQ, "the data does not match its checksum", "copy the file again"),
+    (libc::EUCLEAN, "the file system is damaged", "unmount and check it (fsck, btrfs scrub, xfs_repair)"),
+    (libc::ENXIO, "the drive is gone", "connect it again, and open the file again"),
+    (libc::ENODEV, "the drive is gone", "connect it again, and open the file again"),
+    (libc::ESTALE, "the network mount has replaced or removed the file", "open the file again"),
+    (libc::ETIMEDOUT, "the drive or network mount did not answer in time", "check the connection"),
+    (libc::ENOTCONN, "the network mount has lost its server", "mount it again"),
+    (libc::EHOSTDOWN, "the server of the network mount is down", "start it again"),
+    (libc::EHOSTUNREACH, "the server of the network mount is unreachable", "check the network"),
+    (libc::ENOKEY, "the key of the encrypted file is not loaded", "unlock the directory"),
+    (libc::EOPNOTSUPP, "the file system cannot read this way", "read through the page cache (DirectMode::Off)"),
+    (libc::EINVAL, "the file system refuses the alignment of the read", "read through the page cache (DirectMode::Off)"),
+    (libc::ENOMEM, "the kernel has no memory for the read", "free memory"),
+    (libc::EAGAIN, "the kernel had no resources for the read a hundred times", "free memory, or give the drive a smaller window"),
+    (libc::EINTR, "the read was interrupted a hundred times", "look for the sender of the signals"),
+    (libc::ECANCELED, "the kernel cancelled the read", "look for a process that is ending"),
+    (libc::EPERM, "a security policy forbids the read", "allow it in the security module of this machine"),
+    (libc::EACCES, "a security policy or the server forbids the read", "check the permissions of the file"),
+    (libc::EBADF, "the descriptor was closed by other code", "look for code that closes descriptors that it does not own"),
+    (libc::EFAULT, "the memory of the slab is not mapped", "report it as a bug in colibri-ring"),
     (libc::EISDIR, "it is a directory", "name a file"),
 ];
 
+#[rustfmt::skip]
 const SPAWN: &[Case] = &[
-    (
-        libc::EAGAIN,
-        "the limit on threads is reached, or no memory is left",
-        "raise the limit: ulimit -u, TasksMax= of a systemd unit, --pids-limit of a container",
-    ),
-    (
-        libc::ENOMEM,
-        "no memory for the stack of the thread",
-        "free memory",
-    ),
-    (
-        libc::EPERM,
-        "a security policy forbids the scheduling of the thread",
-        "allow it in the security module of this machine",
-    ),
+    (libc::EAGAIN, "the limit on threads is reached, or no memory is left",
+        "raise the limit: ulimit -u, TasksMax= of a systemd unit, --pids-limit of a container"),
+    (libc::ENOMEM, "no memory for the stack of the thread", "free memory"),
+    (libc::EPERM, "a security policy forbids the scheduling of the thread", "allow it in the security module of this machine"),
 ];
 
 #[cfg(test)]

@@ -8,6 +8,19 @@ use colibri_ring::{
     Range, Replica, SlabId, SlabState, Window,
 };
 
+fn range(file: u32, offset: u64, len: u64, part: u8) -> Range {
+    Range {
+        file,
+        offset,
+        len,
+        part,
+    }
+}
+
+fn class(bytes: usize, count: usize) -> Class {
+    Class { bytes, count }
+}
+
 /// Bytes that differ everywhere.
 fn pattern(len: usize, seed: u32) -> Vec<u8> {
     let mut x = seed | 1;
@@ -71,10 +84,7 @@ fn payloads_are_the_files_bytes() {
                 chunk_bytes: 64 << 10,
                 ..Options::default()
             };
-            let class = Class {
-                bytes: 2 << 20,
-                count: 4,
-            };
+            let class = class(2 << 20, 4);
             let mut engine = make(&files, &[class], options).unwrap();
             for round in 0..40u64 {
                 for slab in 0..4u32 {
@@ -82,25 +92,10 @@ fn payloads_are_the_files_bytes() {
                     let file = (n % 3) as usize;
                     let len = contents[file].len() as u64;
                     let ranges = [
-                        Range {
-                            file: file as u32,
-                            offset: n * 101,
-                            len: 200_000,
-                            part: 0,
-                        },
+                        range(file as u32, n * 101, 200_000, 0),
                         // The last bytes of the file, whose aligned read reaches past its end.
-                        Range {
-                            file: file as u32,
-                            offset: len - 50_000,
-                            len: 50_000,
-                            part: 1,
-                        },
-                        Range {
-                            file: (file as u32 + 1) % 3,
-                            offset: n,
-                            len: 1,
-                            part: 1,
-                        },
+                        range(file as u32, len - 50_000, 50_000, 1),
+                        range((file as u32 + 1) % 3, n, 1, 1),
                     ];
                     let layout = files.layout(&ranges).unwrap();
                     let priority = if n % 2 == 0 {
@@ -150,25 +145,9 @@ fn a_part_is_readable_before_the_rest() {
             chunk_bytes: 4096,
             ..Options::default()
         };
-        let class = Class {
-            bytes: 4 << 20,
-            count: 1,
-        };
+        let class = class(4 << 20, 1);
         let mut engine = Engine::new(&files, &[class], options).unwrap();
-        let ranges = [
-            Range {
-                file: 0,
-                offset: 2 << 20,
-                len: 4096,
-                part: 0,
-            },
-            Range {
-                file: 0,
-                offset: 0,
-                len: 2 << 20,
-                part: 1,
-            },
-        ];
+        let ranges = [range(0, 2 << 20, 4096, 0), range(0, 0, 2 << 20, 1)];
         engine.read(SlabId(0), Priority::Demand, files.layout(&ranges).unwrap());
         engine.flush();
         assert!(matches!(engine.wait().unwrap(), Event::Part(SlabId(0), 0)));
@@ -188,17 +167,9 @@ fn a_slab_cannot_be_used_before_it_is_read() {
     let path = dir.path().join("a.bin");
     std::fs::write(&path, pattern(9000, 3)).unwrap();
     let files = Files::new(vec![vec![open(&path, 0)]], DirectMode::Auto).unwrap();
-    let class = Class {
-        bytes: 1 << 20,
-        count: 1,
-    };
+    let class = class(1 << 20, 1);
     let mut engine = Engine::new(&files, &[class], Options::default()).unwrap();
-    let range = Range {
-        file: 0,
-        offset: 0,
-        len: 4096,
-        part: 0,
-    };
+    let range = range(0, 0, 4096, 0);
     engine.read(SlabId(0), Priority::Demand, files.layout(&[range]).unwrap());
     engine.payload(SlabId(0), 0);
 }
@@ -214,17 +185,9 @@ fn a_file_truncated_later_is_an_error_and_the_other_copy_serves() {
         let alone = Files::new(vec![vec![open(&a, 0)]], DirectMode::Auto).unwrap();
         let both = Files::new(vec![vec![open(&a, 0), open(&b, 1)]], DirectMode::Auto).unwrap();
         std::fs::write(&a, &bytes[..100_000]).unwrap();
-        let range = Range {
-            file: 0,
-            offset: 5000,
-            len: 900_000,
-            part: 0,
-        };
+        let range = range(0, 5000, 900_000, 0);
         let layout = alone.layout(&[range]).unwrap();
-        let class = Class {
-            bytes: 1 << 20,
-            count: 1,
-        };
+        let class = class(1 << 20, 1);
         let options = Options {
             kind,
             ..Options::default()
@@ -267,10 +230,7 @@ fn dropping_the_engine_drains_it() {
     {
         for _ in 0..20 {
             let files = Files::new(vec![vec![open(&path, 0)]], DirectMode::Auto).unwrap();
-            let class = Class {
-                bytes: 4 << 20,
-                count: 4,
-            };
+            let class = class(4 << 20, 4);
             let mut engine = make(
                 &files,
                 &[class],
@@ -281,12 +241,7 @@ fn dropping_the_engine_drains_it() {
             )
             .unwrap();
             for slab in 0..4 {
-                let range = Range {
-                    file: 0,
-                    offset: u64::from(slab) << 20,
-                    len: 4 << 20,
-                    part: 0,
-                };
+                let range = range(0, u64::from(slab) << 20, 4 << 20, 0);
                 let layout = files.layout(&[range]).unwrap();
                 engine.read(SlabId(slab), Priority::Demand, layout);
             }
@@ -321,12 +276,7 @@ fn a_range_past_the_end_of_its_file_is_refused_by_name() {
     let path = dir.path().join("short.bin");
     std::fs::write(&path, pattern(10_000, 3)).unwrap();
     let files = Files::new(vec![vec![open(&path, 0)]], DirectMode::Auto).unwrap();
-    let range = |offset, len| Range {
-        file: 0,
-        offset,
-        len,
-        part: 0,
-    };
+    let range = |offset, len| range(0, offset, len, 0);
     assert!(files.layout(&[range(9_000, 1_000)]).is_ok());
     let error = files.layout(&[range(9_000, 1_001)]).unwrap_err();
     let text = error.to_string();
@@ -343,17 +293,9 @@ fn a_layout_of_other_files_is_refused() {
     std::fs::write(&long, pattern(9000, 3)).unwrap();
     std::fs::write(&short, pattern(10, 3)).unwrap();
     let of = |path| Files::new(vec![vec![open(path, 0)]], DirectMode::Auto).unwrap();
-    let class = Class {
-        bytes: 1 << 20,
-        count: 1,
-    };
+    let class = class(1 << 20, 1);
     let mut engine = Engine::new(&of(&short), &[class], Options::default()).unwrap();
-    let range = Range {
-        file: 0,
-        offset: 0,
-        len: 9000,
-        part: 0,
-    };
+    let range = range(0, 0, 9000, 0);
     let layout = of(&long).layout(&[range]).unwrap();
     engine.read(SlabId(0), Priority::Demand, layout);
 }
@@ -364,16 +306,8 @@ fn a_wait_for_nothing_is_an_error_on_either_thread() {
     let path = dir.path().join("a.bin");
     std::fs::write(&path, pattern(9000, 3)).unwrap();
     let files = Files::new(vec![vec![open(&path, 0)]], DirectMode::Auto).unwrap();
-    let class = Class {
-        bytes: 1 << 20,
-        count: 1,
-    };
-    let range = Range {
-        file: 0,
-        offset: 0,
-        len: 9000,
-        part: 0,
-    };
+    let class = class(1 << 20, 1);
+    let range = range(0, 0, 9000, 0);
     for make in MAKES {
         let mut engine = make(&files, &[class], Options::default()).unwrap();
         for _ in 0..2 {
@@ -405,10 +339,7 @@ fn two_devices_serve_one_engine() {
     };
     let files = Files::new(vec![vec![local], vec![mount]], DirectMode::Auto).unwrap();
     assert!(!files.all_direct());
-    let class = Class {
-        bytes: 2 << 20,
-        count: 4,
-    };
+    let class = class(2 << 20, 4);
     let options = Options {
         chunk_bytes: 64 << 10,
         ..Options::default()
@@ -427,12 +358,8 @@ fn two_devices_serve_one_engine() {
                     [200_000, 0, 300_000][slab % 3],
                     [0, 700_001, 1_000][slab % 3],
                 );
-                let range = |file: u32, len| Range {
-                    file,
-                    offset: (round * 4 + slab) as u64,
-                    len,
-                    part: file as u8,
-                };
+                let range =
+                    |file: u32, len| range(file, (round * 4 + slab) as u64, len, file as u8);
                 let layout = files.layout(&[range(0, local), range(1, mount)]).unwrap();
                 engine.read(SlabId(slab as u32), Priority::Demand, layout);
             }
