@@ -242,15 +242,22 @@ impl Engine {
         layout.align() >= self.align && layout.ranges().iter().all(inside)
     }
 
-    /// Turns a prefetch or preload into a demand, also one that was abandoned and has not ended.
+    /// Turns a prefetch or preload into a demand, also one that was abandoned and has not ended. A slab that is not being filled
+    /// stays as it is.
     pub fn promote(&mut self, slab: SlabId) {
-        self.unsent.push(Command::Promote(slab));
+        self.send_for(slab, Command::Promote(slab));
     }
 
     /// Drops those chunks of a read that no drive has. The slab is free after [`Event::Dropped`], or full after [`Event::Full`] if
-    /// the drives had all chunks.
+    /// the drives had all chunks. A slab that is not being filled stays as it is.
     pub fn abandon(&mut self, slab: SlabId) {
-        self.unsent.push(Command::DropWaiting(slab));
+        self.send_for(slab, Command::DropWaiting(slab));
+    }
+
+    fn send_for(&mut self, slab: SlabId, command: Command) {
+        if matches!(self.state(slab), SlabState::Filling(_)) {
+            self.unsent.push(command);
+        }
     }
 
     /// Frees a full slab.

@@ -360,6 +360,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 256 }))]
+
         /// Chunks read every requested byte exactly once, at the place the layout promises, and stay in the slab.
         #[test]
         fn chunks_cover_the_ranges(

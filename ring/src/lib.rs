@@ -138,9 +138,10 @@
 //! # Soundness
 //!
 //! The kernel writes into a slab while other code runs, so that safe code must not see these bytes. Only a checked [`Layout`] can be
-//! read, only complete parts can be borrowed, and an engine that is dropped waits for its reads. Miri checks the arena, the scheduler
-//! and the engine with both threads on a device in memory (`cargo +nightly miri test -p colibri-ring --lib`); loom is not used,
-//! because the two threads share nothing but mutexes and condition variables. Miri cannot run the system calls themselves.
+//! read, only complete parts can be borrowed, and an engine that is dropped waits for its reads. Miri checks the engine with both
+//! threads on a device that writes memory, the arena and the scheduler:
+//! `MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p colibri-ring --lib -- engine:: arena schedule::`. It has no
+//! system calls of io_uring. loom is not used: the two threads share only mutexes, condition variables and channels.
 
 mod arena;
 pub mod bulk;
