@@ -59,6 +59,7 @@ fn batches(speeds: &[f64], chunk: u64, chunks_in_batch: u64, batches: usize) -> 
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "slow, and free of unsafe code")]
 fn a_batch_of_one_window_is_spread_over_all_drives() {
     const MIB: u64 = 1 << 20;
     assert!(batches(&[400.0, 400.0], 2 * MIB, 8, 1) < 1.01);
@@ -68,6 +69,7 @@ fn a_batch_of_one_window_is_spread_over_all_drives() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "slow, and free of unsafe code")]
 fn a_slow_drive_does_not_hold_the_end_of_a_batch() {
     const MIB: u64 = 1 << 20;
     // Two experts' chunks and eight experts', once the speeds are known. A chunk is 10 ms of the slow drive.
