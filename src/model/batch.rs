@@ -59,7 +59,7 @@ impl<'a> PassLogits<'a> {
         &self.values[rows.start * self.vocab_size..rows.end * self.vocab_size]
     }
 
-    /// The logits [vocab_size] in row `row` of step `step`.
+    /// The logits `[vocab_size]` in row `row` of step `step`.
     ///
     /// # Panics
     /// When the step did not ask for that row.

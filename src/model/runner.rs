@@ -255,7 +255,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Appends `ids` to the sequence; the logits [vocab_size] after the last of them.
+    /// Appends `ids` to the sequence; the logits `[vocab_size]` after the last of them.
     ///
     /// # Errors
     /// As [`Runner::forward`].
@@ -269,7 +269,7 @@ impl Runner {
         Ok(self.forward(&mut [step])?.of(0))
     }
 
-    /// Appends one id to the sequence; the logits [vocab_size] after it.
+    /// Appends one id to the sequence; the logits `[vocab_size]` after it.
     ///
     /// # Errors
     /// As [`Runner::forward`].
@@ -277,7 +277,7 @@ impl Runner {
         self.prefill(sequence, &[id])
     }
 
-    /// Appends `ids` to the sequence and calls `each(i, logits)` with the logits [vocab_size] after each of them, of which only a few
+    /// Appends `ids` to the sequence and calls `each(i, logits)` with the logits `[vocab_size]` after each of them, of which only a few
     /// rows are in memory at a time. Computes the same bits as [`Runner::decode`] on one id after the other.
     ///
     /// # Errors

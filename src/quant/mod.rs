@@ -20,7 +20,7 @@
 //!
 //! # Adding a format
 //!
-//! Write its kernels (trait [`kernel::Kernel`]) in a new file, then add it to [`Format`] and to `dispatch::kernel_for`.
+//! Write its kernels (trait `Kernel` in `kernel.rs`) in a new file, then add it to [`Format`] and to `dispatch::kernel_for`.
 
 mod dispatch;
 pub mod encode;

@@ -54,7 +54,7 @@ pub trait Feed {
     /// What can go wrong, when tokens are sampled too.
     type Error: From<SampleError>;
 
-    /// Appends ids to the text and lends the logits [vocabulary] after the last one; `None` when it was interrupted.
+    /// Appends ids to the text and lends the logits `[vocabulary]` after the last one; `None` when it was interrupted.
     ///
     /// # Errors
     /// Whatever ends the text.

@@ -68,7 +68,7 @@ pub struct Sampler {
     // A specified stream: a seed means the same on every machine and in every version.
     random: ChaCha8Rng,
     recent: Recent,
-    /// Logits [vocabulary] after the penalty; kept to reuse its memory.
+    /// Logits `[vocabulary]` after the penalty; kept to reuse its memory.
     penalised: Vec<f32>,
 }
 
@@ -91,7 +91,7 @@ impl Sampler {
         }
     }
 
-    /// Draws the next token from `logits` [vocabulary] and observes it. A NaN counts as impossible.
+    /// Draws the next token from `logits` `[vocabulary]` and observes it. A NaN counts as impossible.
     ///
     /// # Errors
     /// [`SampleError::NoLogit`] when every token is impossible.
@@ -185,7 +185,7 @@ impl Recent {
     }
 }
 
-/// The natural logarithm of the probability of each of `logits` [vocabulary], at temperature 1; computed in
+/// The natural logarithm of the probability of each of `logits` `[vocabulary]`, at temperature 1; computed in
 /// f64 against overflow. NaN counts as impossible.
 pub fn log_softmax_at(logits: &[f32], id: usize) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -144,7 +144,7 @@ impl Drafter {
         }
     }
 
-    /// Appends `ids` to the sequence; the logits [vocab_size] after the last of them.
+    /// Appends `ids` to the sequence; the logits `[vocab_size]` after the last of them.
     ///
     /// # Errors
     /// As [`Runner::forward`].
