@@ -8,6 +8,7 @@ mod kv_file;
 mod load;
 mod mixes;
 mod mtp;
+mod open;
 mod packed;
 mod reference;
 mod simulated;

@@ -48,7 +48,7 @@ pub struct Policy {
     pub pins: Shares,
 }
 
-/// Uses of every expert in sessions before: [layer][expert].
+/// Uses of every expert in sessions before: `[layer][expert]`.
 pub type History = Vec<Vec<f64>>;
 
 /// Counts the uses in a session.

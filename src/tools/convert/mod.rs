@@ -1,9 +1,9 @@
 //! From a checkpoint to a container: every matrix in the format that is asked for, shard by shard.
 //!
 //! `plan` decides what each output shard holds and where its bytes come from, from the index alone; `shapes` knows which
-//! matrices there are. The plan is kept beside the output ([`manifest`]), because with `delete_source` it could not be made
-//! again. [`write`](mod@write) carries out one shard. What is finished is what has its final name, so a
-//! conversion that was killed anywhere goes on where it was; [`sums`] are what shards of earlier runs are checked by before
+//! matrices there are. The plan is kept beside the output (`manifest`), because with `delete_source` it could not be made
+//! again. `write` carries out one shard. What is finished is what has its final name, so a
+//! conversion that was killed anywhere goes on where it was; `checksums` are what shards of earlier runs are checked by before
 //! their source is removed.
 
 mod checksums;

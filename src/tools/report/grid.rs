@@ -18,7 +18,7 @@ pub struct Grid {
     pub rows: Vec<String>,
     /// Labels of the columns.
     pub columns: Vec<String>,
-    /// [rows][columns] from 0 to 1; `None` where there is nothing to say.
+    /// `[rows][columns]` from 0 to 1; `None` where there is nothing to say.
     pub cells: Vec<Vec<Option<f64>>>,
     /// Index of the colour.
     pub colour: usize,
