@@ -27,7 +27,7 @@ pub enum OpenError {
         drives: usize,
     },
     /// Drafts are insisted on.
-    #[error("cannot draft")]
+    #[error("cannot draft: {0}")]
     Drafts(#[source] PredictionError),
     /// The routed experts are not complete.
     #[error(transparent)]

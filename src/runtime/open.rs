@@ -319,3 +319,11 @@ fn checked_plan(inputs: &MemoryInputs) -> Result<Plan, PlanError> {
     );
     Ok(plan)
 }
+
+/// Threads may share a model, and each may have runners of it.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    fn moved<T: Send>() {}
+    shared::<Model>();
+    moved::<TextRunner>();
+};
