@@ -1,4 +1,4 @@
-//! Which experts to keep: cache policies replayed over what routers said, without a disk.
+//! Compares cache policies on recorded or synthetic routing.
 
 pub mod cache;
 pub mod trace;

@@ -109,6 +109,12 @@ pub struct ExpertStore {
     stats: StoreStats,
 }
 
+// A run may move to another thread between two passes.
+const _: () = {
+    const fn assert_send<T: Send>() {}
+    assert_send::<ExpertStore>();
+};
+
 impl ExpertStore {
     /// Allocates the slabs and starts the engine. A token uses `top_k` experts of a layer.
     ///

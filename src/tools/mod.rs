@@ -1,7 +1,8 @@
-//! Measures drives and models, and makes models: what stands beside a run.
+//! Measures drives and models, makes models, and copies them.
 
 pub mod convert;
 pub mod measure;
+mod ordered_reads;
 pub mod profile;
 pub mod report;
 pub mod simulate;

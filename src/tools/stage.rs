@@ -16,8 +16,8 @@ use std::sync::Arc;
 use bytesize::ByteSize;
 use colibri_ring::{DirectRefused, EngineError, File, FileError};
 
-use crate::memory::MemoryError;
 use crate::shards::{ShardError, Shards, data_sample, is_copy};
+use crate::tools::ordered_reads::StartError;
 use crate::tools::verify::VerifyError;
 
 mod copy;
@@ -120,9 +120,9 @@ pub enum StageError {
     /// The comparison does not run.
     #[error(transparent)]
     Verify(#[from] VerifyError),
-    /// There is no memory to read into.
+    /// The engine does not run, or there is no memory to read into.
     #[error(transparent)]
-    Memory(#[from] MemoryError),
+    Start(#[from] StartError),
 }
 
 fn others(more: usize) -> String {

@@ -1,17 +1,15 @@
-//! Compares the content of mirrors with the primaries, as fast as the drives give it.
+//! Compares the content of mirrors with the primaries, at the speed of the drives.
 //!
-//! The same block of all copies of a file is read at once, each into its own slab; when all are in they are compared.
+//! The same block of all copies of a file is read at once, each copy into its own slab, and compared when all are complete.
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use colibri_ring::{
-    Class, DirectMode, DirectRefused, Engine, EngineError, Event, File, Files, Options, Priority,
-    Range, ReadError, Replica, SlabId,
+    DirectMode, DirectRefused, EngineError, File, Files, Options, Range, ReadError, Replica,
 };
 
-use crate::memory::{self, MemoryError};
+use super::ordered_reads::{OrderedReads, ReadGroup, StartError};
 use crate::shards::{MirrorFile, Shards};
 
 /// Bytes that are compared at a time.
@@ -23,18 +21,18 @@ const AHEAD: usize = 12;
 /// Why mirrors could not be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
-    /// O_DIRECT was insisted on.
+    /// O_DIRECT was required and refused.
     #[error(transparent)]
     Direct(#[from] DirectRefused),
-    /// The engine does not run, or a primary cannot be read.
+    /// The engine has stopped, or a primary cannot be read.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// There is no memory to read into.
+    /// The engine does not run, or there is no memory to read into.
     #[error(transparent)]
-    Memory(#[from] MemoryError),
+    Start(#[from] StartError),
 }
 
-/// What was found out about one mirror.
+/// How one mirror compares with the primaries.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Bytes that were compared and are the same.
@@ -43,7 +41,7 @@ pub struct Verdict {
     pub difference: Option<Difference>,
 }
 
-/// Where a mirror is no copy.
+/// Where a mirror differs.
 #[derive(Debug)]
 pub struct Difference {
     /// Index of the file.
@@ -52,26 +50,22 @@ pub struct Difference {
     pub offset: u64,
     /// The tensor that the byte belongs to; `None` in the header.
     pub tensor: Option<String>,
-    /// Why it could not be read, if that is what is wrong.
+    /// Why it could not be read, if that is the difference.
     pub unreadable: Option<ReadError>,
 }
 
-/// A block of one file and the slabs that its copies are read into.
-struct Group {
+/// A block of one file, and the mirrors whose copies are compared with the primary's.
+struct Block {
     file: usize,
     offset: u64,
     len: u64,
-    /// The primary's slab, then (mirror, slab).
-    primary: SlabId,
-    mirrors: Vec<(usize, SlabId)>,
-    missing: usize,
-    failed: Vec<(usize, ReadError)>,
+    mirrors: Vec<usize>,
 }
 
-/// A file and what should be copies of it.
+/// A file and its supposed copies.
 #[derive(Clone, Debug)]
 pub struct Copies {
-    /// What they are compared with.
+    /// The original.
     pub primary: Arc<File>,
     /// The copies, at most one of each mirror.
     pub copies: Vec<MirrorFile>,
@@ -100,7 +94,7 @@ pub fn verify(
     Ok(verdicts)
 }
 
-/// Compares files with their copies, which belong to `mirrors` mirrors, as long as `go_on` says so. Names no tensors.
+/// Compares files with their copies, which belong to `mirrors` mirrors, while `go_on` returns true. Names no tensors.
 ///
 /// # Errors
 /// Those of [`verify`].
@@ -114,7 +108,7 @@ pub fn compare(
 ) -> Result<Vec<Verdict>, VerifyError> {
     let mut verdicts: Vec<Verdict> = Vec::new();
     verdicts.resize_with(mirrors, Verdict::default);
-    // Each copy is a file of its own here: no copy may stand in for another.
+    // Each copy is a separate file here: no copy may stand in for another.
     let mut list = Vec::new();
     let mut first = Vec::new();
     for Copies { primary, copies } in all {
@@ -127,84 +121,40 @@ pub fn compare(
     }
     let files = Files::new(list, direct)?;
     let copies = 1 + mirrors;
-    let slab_bytes = BLOCK + 2 * files.align();
-    let class = Class {
-        bytes: slab_bytes as usize,
-        count: memory::slabs_that_fit(AHEAD * copies, copies, slab_bytes)?,
-    };
-    let mut engine = Engine::new(&files, &[class], options)?;
-    let mut free: Vec<SlabId> = (0..engine.slabs() as u32).map(SlabId).collect();
-    let mut groups: VecDeque<Group> = VecDeque::new();
+    let mut reads = OrderedReads::new(files, BLOCK, (AHEAD * copies, copies), options)?;
     let mut blocks = blocks(all).peekable();
     while go_on() {
         while let Some(&(file, offset, len)) = blocks.peek() {
-            let mirrors: Vec<(usize, usize)> = (all[file].copies.iter().enumerate())
-                .filter(|(_, copy)| verdicts[copy.mirror].difference.is_none())
-                .map(|(at, copy)| (copy.mirror, at + 1))
-                .collect();
+            let (copies, mirrors): (Vec<u32>, Vec<usize>) = (all[file].copies.iter().zip(1..))
+                .filter(|(copy, _)| verdicts[copy.mirror].difference.is_none())
+                .map(|(copy, at)| (at, copy.mirror))
+                .unzip();
             if !mirrors.is_empty() {
-                if free.len() <= mirrors.len() {
+                if reads.free() <= mirrors.len() {
                     break;
                 }
-                let mut read = |at: usize| {
-                    let slab = free.pop().expect("counted before");
-                    let range = Range {
-                        file: first[file] + at as u32,
-                        offset,
-                        len,
-                        part: 0,
-                    };
-                    let layout = files.layout(&[range]).expect("inside a file");
-                    engine.read(slab, Priority::Demand, layout);
-                    slab
+                let range = |at: u32| Range {
+                    file: first[file] + at,
+                    offset,
+                    len,
+                    part: 0,
                 };
-                groups.push_back(Group {
+                let ranges: Vec<Range> = std::iter::once(0).chain(copies).map(range).collect();
+                let block = Block {
                     file,
                     offset,
                     len,
-                    primary: read(0),
-                    missing: 1 + mirrors.len(),
-                    mirrors: mirrors
-                        .into_iter()
-                        .map(|(mirror, at)| (mirror, read(at)))
-                        .collect(),
-                    failed: Vec::new(),
-                });
+                    mirrors,
+                };
+                reads.push(block, &ranges);
             }
             blocks.next();
         }
-        engine.flush();
-        if groups.is_empty() {
+        let Some(group) = reads.next()? else {
             return Ok(verdicts);
-        }
-        match engine.wait()? {
-            Event::Full(slab) => group_of(&mut groups, slab).missing -= 1,
-            Event::Failed(slab, error) => {
-                let group = group_of(&mut groups, slab);
-                group.missing -= 1;
-                let mirror = group.mirrors.iter().find(|(_, s)| *s == slab);
-                match mirror {
-                    None => return Err(EngineError::Read(error).into()),
-                    Some(&(mirror, _)) => group.failed.push((mirror, error)),
-                }
-            }
-            Event::Part(..) | Event::Dropped(_) => {}
-        }
-        // In order, so that the first difference is the first.
-        while groups.front().is_some_and(|group| group.missing == 0) {
-            let group = groups.pop_front().expect("there is one");
-            progress(group.len * group.mirrors.len() as u64);
-            compare_group(&engine, &group, &mut verdicts);
-            free.push(group.primary);
-            engine.release(group.primary);
-            for (mirror, slab) in &group.mirrors {
-                free.push(*slab);
-                if group.failed.iter().all(|(failed, _)| failed != mirror) {
-                    engine.release(*slab);
-                }
-            }
-            note_failures(group, &mut verdicts);
-        }
+        };
+        progress(group.tag.len * group.tag.mirrors.len() as u64);
+        compare_block(&mut reads, group, &mut verdicts)?;
     }
     Ok(verdicts)
 }
@@ -223,55 +173,45 @@ fn blocks(all: &[Copies]) -> impl Iterator<Item = (usize, u64, u64)> {
     })
 }
 
-fn group_of(groups: &mut VecDeque<Group>, slab: SlabId) -> &mut Group {
-    let holds = |g: &&mut Group| g.primary == slab || g.mirrors.iter().any(|(_, s)| *s == slab);
-    groups
-        .iter_mut()
-        .find(holds)
-        .expect("every read belongs to a group")
-}
-
-fn compare_group(engine: &Engine, group: &Group, verdicts: &mut [Verdict]) {
-    let primary = engine.payload(group.primary, 0);
-    for &(mirror, slab) in &group.mirrors {
+/// Compares a block with its copies and releases its slabs.
+fn compare_block(
+    reads: &mut OrderedReads<Block>,
+    ReadGroup { tag: block, blocks }: ReadGroup<Block>,
+    verdicts: &mut [Verdict],
+) -> Result<(), EngineError> {
+    let mut blocks = blocks.into_iter();
+    let primary = blocks.next().expect("a block has a primary")?;
+    for (&mirror, copy) in block.mirrors.iter().zip(blocks) {
         let verdict = &mut verdicts[mirror];
-        if verdict.difference.is_some() || group.failed.iter().any(|(failed, _)| *failed == mirror)
-        {
+        let (same, unreadable) = match copy {
+            Ok(slab) => {
+                let (bytes, copy) = (reads.bytes(primary), reads.bytes(slab));
+                let differs = || bytes.iter().zip(copy).position(|(a, b)| a != b);
+                let same = match bytes == copy {
+                    true => block.len,
+                    false => differs().unwrap_or(0) as u64,
+                };
+                reads.release(slab);
+                (same, None)
+            }
+            Err(error) => (0, Some(error)),
+        };
+        // An earlier block may have differed after this one was queued.
+        if verdict.difference.is_some() {
             continue;
         }
-        let copy = engine.payload(slab, 0);
-        if primary == copy {
-            verdict.bytes += group.len;
-            continue;
-        }
-        let at = primary
-            .iter()
-            .zip(copy)
-            .position(|(a, b)| a != b)
-            .unwrap_or(0);
-        let offset = group.offset + at as u64;
-        verdict.bytes += at as u64;
-        verdict.difference = Some(Difference {
-            file: group.file,
-            offset,
-            tensor: None,
-            unreadable: None,
-        });
-    }
-}
-
-fn note_failures(group: Group, verdicts: &mut [Verdict]) {
-    for (mirror, error) in group.failed {
-        let difference = &mut verdicts[mirror].difference;
-        if difference.is_none() {
-            *difference = Some(Difference {
-                file: group.file,
-                offset: group.offset,
+        verdict.bytes += same;
+        if same < block.len {
+            verdict.difference = Some(Difference {
+                file: block.file,
+                offset: block.offset + same,
                 tensor: None,
-                unreadable: Some(error),
+                unreadable,
             });
         }
     }
+    reads.release(primary);
+    Ok(())
 }
 
 /// The tensor that a byte of a file belongs to.

@@ -1,84 +1,56 @@
-//! Hit rates of cache policies over routing: `policies [SESSION.jsonl...]`. Sessions are those that `decode --save-routing`
-//! wrote, given in pairs: the history of a warm cache, and what is replayed. Without any, routing is made up.
+//! Prints hit rates of cache policies: `policies [SESSION.jsonl...]`. Sessions are files of `decode --save-routing` in pairs: the
+//! history of a warm cache, and the session to replay. Without any, routing is synthetic.
 
 use std::path::PathBuf;
 
 use clap::Parser;
-use colibri_bench::policies::cache::{History, Policy, Shares, Value, history, replay};
-use colibri_bench::policies::trace::{MadeUp, Trace, recorded};
+use colibri_bench::policies::cache::{Policy, history, replay};
+use colibri_bench::policies::trace::{SyntheticRouting, Trace, recorded};
+use colibri_uring::stream::usage::Usage;
 
-/// Compares ways to keep experts by their hit rate
+/// Compare cache policies by their hit rates
 #[derive(Debug, Parser)]
 #[command(
-    after_help = "Needs nothing: without sessions, routing is made up. Sessions are files of `decode --save-routing`.\n\n\
+    after_help = "Without sessions, routing is synthetic. Sessions are files of `decode --save-routing`.\n\n\
     Examples:\n  cargo run --release -p colibri-bench --bin policies\n  \
     cargo run --release -p colibri-bench --bin policies -- before.jsonl now.jsonl --slots 0.25"
 )]
 struct Args {
-    /// Pairs of sessions: what was learned from, and what is replayed
+    /// Pairs of sessions: the history, and the one to replay
     sessions: Vec<PathBuf>,
     /// Slots for each layer, as shares of its experts
     #[arg(long, value_delimiter = ',', default_value = "0.05,0.1,0.25,0.5")]
     slots: Vec<f64>,
-    /// Tokens of made-up sessions
+    /// Tokens of synthetic sessions
     #[arg(long, default_value_t = 800)]
     tokens: usize,
 }
 
-/// What was learned from, and what is replayed.
+/// A history and the session to replay.
 struct Pair {
     name: String,
-    history: History,
+    history: Usage,
     trace: Trace,
 }
 
 fn synthetic_routing(tokens: usize) -> Vec<Pair> {
+    let kind = |skew, repeated| SyntheticRouting {
+        skew,
+        repeated,
+        topics: 1,
+        topic_tokens: 1e9,
+    };
+    let topics = SyntheticRouting {
+        topics: 4,
+        topic_tokens: 150.0,
+        ..kind(0.7, 0.3)
+    };
     let kinds = [
-        (
-            "uniform, none repeated",
-            MadeUp {
-                skew: 0.0,
-                repeated: 0.0,
-                topics: 1,
-                topic_tokens: 1e9,
-            },
-        ),
-        (
-            "uniform, 30% repeated",
-            MadeUp {
-                skew: 0.0,
-                repeated: 0.3,
-                topics: 1,
-                topic_tokens: 1e9,
-            },
-        ),
-        (
-            "skew 0.5",
-            MadeUp {
-                skew: 0.5,
-                repeated: 0.3,
-                topics: 1,
-                topic_tokens: 1e9,
-            },
-        ),
-        (
-            "skew 1",
-            MadeUp {
-                skew: 1.0,
-                repeated: 0.3,
-                topics: 1,
-                topic_tokens: 1e9,
-            },
-        ),
-        (
-            "skew 0.7, topics",
-            MadeUp {
-                skew: 0.7,
-                repeated: 0.3,
-                topics: 4,
-                topic_tokens: 150.0,
-            },
-        ),
+        ("uniform, none repeated", kind(0.0, 0.0)),
+        ("uniform, 30% repeated", kind(0.0, 0.3)),
+        ("skew 0.5", kind(0.5, 0.3)),
+        ("skew 1", kind(1.0, 0.3)),
+        ("skew 0.7, topics", topics),
     ];
     let mut pairs = Vec::new();
     for (name, kind) in kinds {
@@ -88,11 +60,9 @@ fn synthetic_routing(tokens: usize) -> Vec<Pair> {
             trace: kind.session(tokens, 0, 2),
         });
     }
-    let other = MadeUp {
-        skew: 0.7,
-        repeated: 0.3,
+    let other = SyntheticRouting {
         topics: 2,
-        topic_tokens: 1e9,
+        ..kind(0.7, 0.3)
     };
     pairs.push(Pair {
         name: "skew 0.7, history of another topic".to_owned(),
@@ -102,70 +72,34 @@ fn synthetic_routing(tokens: usize) -> Vec<Pair> {
     pairs
 }
 
-fn policies() -> Vec<(String, Policy)> {
-    let by_layer = |value| Policy {
-        value,
-        shares: Shares::Equal,
-        pinned: 0.0,
-        hot: 0.0,
-        pins: Shares::Equal,
-    };
-    let global = Policy {
-        shares: Shares::Global,
-        ..by_layer(Value::Lru)
-    };
+/// The policies, each with the share of slots that is pinned.
+fn policies() -> Vec<(String, (Policy, f64))> {
+    let protected = |half_life, seeded| Policy::Protected { half_life, seeded };
     let mut list = vec![
-        ("LRU".to_owned(), by_layer(Value::Lru)),
-        ("LRU of all layers".to_owned(), global),
-        ("LRU-2".to_owned(), by_layer(Value::Lru2)),
-        ("W-TinyLFU".to_owned(), by_layer(Value::TinyLfu)),
+        ("LRU".to_owned(), (Policy::Lru, 0.0)),
+        ("LRU of all layers".to_owned(), (Policy::PooledLru, 0.0)),
+        ("LRU-2".to_owned(), (Policy::Lru2, 0.0)),
     ];
     for half_life in [32.0, 512.0] {
-        list.push((format!("LFU/{half_life}"), by_layer(Value::Lfu(half_life))));
+        list.push((format!("LFU/{half_life}"), (Policy::Lfu { half_life }, 0.0)));
     }
-    list.push((
-        "LFU/32 + history".to_owned(),
-        by_layer(Value::TwoScales(32.0, 64.0)),
-    ));
-    for (half_life, passes, seeded) in [
-        (32.0, 1, false),
-        (128.0, 1, false),
-        (128.0, 1, true),
-        (128.0, 2, false),
-        (512.0, 1, false),
-    ] {
+    for (half_life, seeded) in [(32.0, false), (128.0, false), (128.0, true), (512.0, false)] {
         let begins = if seeded { ", begins with history" } else { "" };
-        list.push((
-            format!("LFU/{half_life}, last {passes} spared{begins}"),
-            by_layer(Value::Guarded(half_life, passes, seeded)),
-        ));
+        let name = format!("LFU/{half_life}, last pass protected{begins}");
+        list.push((name, (protected(half_life, seeded), 0.0)));
     }
-    let spared = Value::Guarded(128.0, 1, false);
-    for (name, value) in [("LRU", Value::Lru), ("LFU/128, last 1 spared", spared)] {
-        for (pinned, hot, pins) in [
-            (0.25, 0.0, Shares::Equal),
-            (0.25, 0.0, Shares::Global),
-            (0.25, 0.5, Shares::Global),
-            (0.5, 0.0, Shares::Global),
-            (0.5, 0.5, Shares::Global),
-            (0.75, 0.0, Shares::Global),
-            (0.75, 0.5, Shares::Global),
-        ] {
-            let policy = Policy {
-                pinned,
-                hot,
-                pins,
-                ..by_layer(value)
-            };
-            let of = match (pins, hot > 0.0) {
-                (Shares::Equal, _) => " for each layer",
-                (Shares::Global, false) => "",
-                (Shares::Global, true) => ", hot",
-            };
-            list.push((format!("{name} + {:.0}% pins{of}", 100.0 * pinned), policy));
+    for (name, policy) in [
+        ("LRU", Policy::Lru),
+        ("LFU/128, last pass protected", protected(128.0, false)),
+    ] {
+        for pinned in [0.25, 0.5, 0.75] {
+            list.push((
+                format!("{name} + {:.0}% pins", 100.0 * pinned),
+                (policy, pinned),
+            ));
         }
     }
-    list.push(("(the best possible)".to_owned(), by_layer(Value::Belady)));
+    list.push(("(optimal)".to_owned(), (Policy::Optimal, 0.0)));
     list
 }
 

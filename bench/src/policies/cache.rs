@@ -1,308 +1,236 @@
-//! The policies. Each is a value for every expert: what is worth least makes room.
+//! Replays routing through the program's cache under different eviction policies.
 
-use super::trace::{Step, Trace};
+use std::cmp::Reverse;
 
-/// How experts are ranked.
+use colibri_uring::stream::ExpertKey;
+use colibri_uring::stream::cache::Cache;
+use colibri_uring::stream::eviction::{Eviction, ProtectedLfu};
+use colibri_uring::stream::pins::PinBudget;
+use colibri_uring::stream::usage::Usage;
+
+use super::trace::Trace;
+
+/// Which expert is evicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Value {
-    /// Time of the last use.
+pub enum Policy {
+    /// The least recently used of the layer.
     Lru,
-    /// Time of the last use but one.
+    /// The least recently used of all layers.
+    PooledLru,
+    /// The one whose last use but one is the longest ago.
     Lru2,
-    /// Uses, which count half after so many tokens; begins with those of the history, which decay like the others.
-    Lfu(f64),
-    /// Uses of late, with the first half-life, and the rate of uses in the long run as if it had been seen for `.1` tokens.
-    /// The long run begins with the history.
-    TwoScales(f64, f64),
-    /// Uses of late with a half-life in tokens, but what one of the last `.1` passes used comes before everything else. With `.2`
-    /// the counts begin with the history.
-    Guarded(f64, u32, bool),
-    /// A window of a fifth of the slots by last use; what leaves it stays if it was used more often, by counts that are halved
-    /// every 10 uses a slot, than the least recently used one of the others.
-    TinyLfu,
-    /// Time of the next use: what nobody can know, and the most that is possible.
-    Belady,
+    /// The least frequently used. Uses begin with those of the history.
+    Lfu {
+        /// In tokens.
+        half_life: f64,
+    },
+    /// The program's.
+    Protected {
+        /// In tokens.
+        half_life: f64,
+        /// Uses begin with those of the history.
+        seeded: bool,
+    },
+    /// The one whose next use is the farthest away: the most that is possible.
+    Optimal,
 }
 
-/// Which slots experts compete for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shares {
-    /// Each layer has as many.
-    Equal,
-    /// All layers together.
-    Global,
+#[derive(Debug)]
+struct Lru {
+    pooled: bool,
 }
 
-/// A way to keep experts.
-#[derive(Clone, Copy, Debug)]
-pub struct Policy {
-    /// How experts are ranked.
-    pub value: Value,
-    /// What the ranking is over.
-    pub shares: Shares,
-    /// Share of the slots in which the hottest experts of the history are from the start, and stay.
-    pub pinned: f64,
-    /// What a pin takes from the slots for the experts of one token must be used by this share of tokens.
-    pub hot: f64,
-    /// Whether pins are the hottest experts of each layer, or of the model.
-    pub pins: Shares,
+impl Eviction for Lru {
+    type Worth = u64;
+
+    fn begin_pass(&mut self, _: usize, _: &[u32], _: usize, _: u64) {}
+
+    fn worth(&self, _: ExpertKey, last_use: u64) -> u64 {
+        last_use
+    }
+
+    fn is_pooled(&self) -> bool {
+        self.pooled
+    }
 }
 
-/// Uses of every expert in sessions before: `[layer][expert]`.
-pub type History = Vec<Vec<f64>>;
+/// Of each expert, by layer: the last pass that used it, and the one before.
+#[derive(Debug)]
+struct Lru2(Vec<Vec<(u64, u64)>>);
+
+impl Eviction for Lru2 {
+    type Worth = (u64, u64);
+
+    fn begin_pass(&mut self, layer: usize, chosen: &[u32], _: usize, tick: u64) {
+        for id in chosen {
+            let (last, before) = &mut self.0[layer][*id as usize];
+            if *last != tick {
+                *before = std::mem::replace(last, tick);
+            }
+        }
+    }
+
+    fn worth(&self, key: ExpertKey, last_use: u64) -> (u64, u64) {
+        (self.0[key.layer][key.expert as usize].1, last_use)
+    }
+}
+
+#[derive(Debug)]
+struct Lfu(ProtectedLfu);
+
+impl Eviction for Lfu {
+    type Worth = (u32, u64);
+
+    fn begin_pass(&mut self, layer: usize, chosen: &[u32], tokens: usize, tick: u64) {
+        self.0.begin_pass(layer, chosen, tokens, tick);
+    }
+
+    fn worth(&self, key: ExpertKey, last_use: u64) -> (u32, u64) {
+        (self.0.frequency(key), last_use)
+    }
+}
+
+#[derive(Debug)]
+struct Optimal {
+    /// Of each pass to come, the last one first, when its experts are used next.
+    passes: Vec<Vec<usize>>,
+    /// Of each expert, by layer, the pass that uses it next.
+    next: Vec<Vec<usize>>,
+}
+
+impl Optimal {
+    fn new(trace: &Trace) -> Optimal {
+        let mut next = vec![vec![usize::MAX; trace.experts]; trace.layers];
+        let passes = trace.steps.iter().enumerate().rev().map(|(at, step)| {
+            let of_layer = &mut next[step.layer];
+            let used = step.used();
+            let next_uses =
+                (used.iter()).map(|id| std::mem::replace(&mut of_layer[*id as usize], at));
+            next_uses.collect()
+        });
+        Optimal {
+            passes: passes.collect(),
+            next,
+        }
+    }
+}
+
+impl Eviction for Optimal {
+    type Worth = Reverse<usize>;
+
+    fn begin_pass(&mut self, layer: usize, chosen: &[u32], _: usize, _: u64) {
+        let mut used = chosen.to_vec();
+        used.sort_unstable();
+        used.dedup();
+        let next_uses = self.passes.pop().unwrap_or_default();
+        for (id, next) in used.into_iter().zip(next_uses) {
+            self.next[layer][id as usize] = next;
+        }
+    }
+
+    fn worth(&self, key: ExpertKey, _: u64) -> Reverse<usize> {
+        Reverse(self.next[key.layer][key.expert as usize])
+    }
+}
 
 /// Counts the uses in a session.
-pub fn history(trace: &Trace) -> History {
-    let mut uses = vec![vec![0.0; trace.experts]; trace.layers];
+pub fn history(trace: &Trace) -> Usage {
+    let mut usage = Usage::new((0..trace.layers).collect(), trace.experts, trace.top_k);
     for step in &trace.steps {
-        for (id, n) in &step.used {
-            uses[step.layer][*id as usize] += f64::from(*n);
-        }
+        usage.record(step.layer, &step.chosen);
     }
-    uses
+    usage
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Expert {
-    resident: bool,
-    pinned: bool,
-    /// In the window of [`Value::TinyLfu`].
-    window: bool,
-    last: f64,
-    before: f64,
-    /// Decayed uses as of `counted`.
-    recent: f64,
-    long: f64,
-    counted: f64,
-    next: f64,
-}
-
-/// Long enough that a run does not forget its history, short enough that ten runs do.
-const LONG: f64 = 4096.0;
-
-/// Hits and uses of a session under a policy with `slots` for each layer.
+/// Hits and uses of a session with `slots` for each layer, of which a share of `pinned` is pinned to experts of the history.
 pub fn replay(
     trace: &Trace,
-    policy: Policy,
+    (policy, pinned): (Policy, f64),
     slots: usize,
-    history: Option<&History>,
+    history: Option<&Usage>,
 ) -> (u64, u64) {
-    let mut cache = Replay::new(trace, policy, slots, history);
-    let next = next_uses(trace);
-    let (mut hits, mut uses) = (0, 0);
-    for (at, step) in trace.steps.iter().enumerate() {
-        let experts = &cache.experts[step.layer];
-        hits += step
-            .used
-            .iter()
-            .filter(|(id, _)| experts[*id as usize].resident)
-            .count() as u64;
-        uses += step.used.len() as u64;
-        cache.step(at as f64 + 1.0, step, &next[at]);
-    }
-    (hits, uses)
-}
-
-/// For each step and expert of it, when it is used next.
-fn next_uses(trace: &Trace) -> Vec<Vec<f64>> {
-    let mut next = vec![vec![f64::INFINITY; trace.experts]; trace.layers];
-    let mut all: Vec<Vec<f64>> = Vec::with_capacity(trace.steps.len());
-    for (at, step) in trace.steps.iter().enumerate().rev() {
-        let layer = &mut next[step.layer];
-        let of = step
-            .used
-            .iter()
-            .map(|(id, _)| std::mem::replace(&mut layer[*id as usize], at as f64 + 1.0));
-        all.push(of.collect());
-    }
-    all.reverse();
-    all
-}
-
-struct Replay {
-    policy: Policy,
-    /// [layer][expert].
-    experts: Vec<Vec<Expert>>,
-    /// Slots that are not for pins: of each layer, or of all.
-    free: usize,
-    /// The number of the step.
-    now: f64,
-    /// Uses since counts were halved, by layer.
-    uses: Vec<usize>,
-    /// Tokens of each layer.
-    tokens: Vec<f64>,
-    /// Tokens that the long counts stand for.
-    seen: Vec<f64>,
-}
-
-impl Replay {
-    fn new(trace: &Trace, policy: Policy, slots: usize, history: Option<&History>) -> Replay {
-        let layers = trace.layers;
-        let mut replay = Replay {
-            policy,
-            experts: vec![vec![Expert::default(); trace.experts]; layers],
-            free: slots,
-            now: 0.0,
-            uses: vec![0; layers],
-            tokens: vec![0.0; layers],
-            seen: vec![0.0; layers],
-        };
-        let mut pinned = 0;
-        if let Some(history) = history {
-            let top_k = trace.steps.iter().map(|s| s.used.len()).min().unwrap_or(1);
-            for (layer, uses) in history.iter().enumerate() {
-                replay.seen[layer] = uses.iter().sum::<f64>() / top_k as f64;
-                for (expert, uses) in replay.experts[layer].iter_mut().zip(uses) {
-                    expert.long = *uses;
-                    if matches!(
-                        policy.value,
-                        Value::Lfu(_) | Value::Guarded(_, _, true) | Value::TinyLfu
-                    ) {
-                        expert.recent = *uses;
-                    }
-                }
+    let (layers, experts) = (trace.layers, trace.experts);
+    let counts = |half_life: f64, seeded: bool| {
+        let mut lfu = ProtectedLfu::new(layers, experts, half_life);
+        if let Some(history) = history.filter(|_| seeded) {
+            for (layer, expert, _) in history.hottest() {
+                let uses = history.count(layer, expert);
+                lfu.add_uses(ExpertKey { layer, expert }, uses);
             }
-            pinned = replay.pin(
-                history,
-                (policy.pinned * slots as f64) as usize,
-                slots,
-                top_k,
-            );
         }
-        if policy.shares == Shares::Global {
-            replay.free = layers * slots - pinned;
-        } else {
-            replay.free = slots - pinned.div_ceil(layers);
-        }
-        replay
+        lfu
+    };
+    let replay = Replay {
+        trace,
+        pinned,
+        slots,
+        history,
+    };
+    match policy {
+        Policy::Lru => replay.run(Lru { pooled: false }),
+        Policy::PooledLru => replay.run(Lru { pooled: true }),
+        Policy::Lru2 => replay.run(Lru2(vec![vec![(0, 0); experts]; layers])),
+        Policy::Lfu { half_life } => replay.run(Lfu(counts(half_life, true))),
+        Policy::Protected { half_life, seeded } => replay.run(counts(half_life, seeded)),
+        Policy::Optimal => replay.run(Optimal::new(trace)),
     }
+}
 
-    /// Pins so many experts a layer; how many that are.
-    fn pin(&mut self, history: &History, each: usize, slots: usize, top_k: usize) -> usize {
-        let free = history.len() * slots.saturating_sub(top_k);
-        let mut hottest: Vec<(usize, usize)> = (0..history.len())
-            .flat_map(|layer| (0..history[layer].len()).map(move |id| (layer, id)))
-            .filter(|(layer, id)| history[*layer][*id] > 0.0)
-            .collect();
-        hottest.sort_by(|a, b| history[b.0][b.1].total_cmp(&history[a.0][a.1]));
-        let mut by_layer = vec![0; history.len()];
-        let mut all = 0;
-        for (layer, id) in hottest {
-            let full = match self.policy.pins {
-                Shares::Equal => by_layer[layer] == each,
-                Shares::Global => all == each * history.len(),
+struct Replay<'a> {
+    trace: &'a Trace,
+    pinned: f64,
+    slots: usize,
+    history: Option<&'a Usage>,
+}
+
+impl Replay<'_> {
+    fn run<E: Eviction>(&self, eviction: E) -> (u64, u64) {
+        let (trace, slots) = (self.trace, self.slots);
+        let all = trace.layers * slots;
+        // As the program, which has slabs for one token beyond the slots.
+        let slabs = (all + trace.top_k + 1).min(trace.layers * trace.experts);
+        let mut cache =
+            Cache::with_eviction(&[slabs], trace.layers, trace.experts, slots, eviction);
+        if let Some(history) = self.history.filter(|_| self.pinned > 0.0) {
+            let budget = PinBudget {
+                by_class: vec![all],
+                layers: trace.layers,
+                top_k: trace.top_k,
             };
-            let uses: f64 = history[layer].iter().sum();
-            let rate = history[layer][id] * top_k as f64 / uses;
-            if !full && (all < free || rate >= self.policy.hot) {
-                by_layer[layer] += 1;
-                all += 1;
-                let expert = &mut self.experts[layer][id];
-                (expert.resident, expert.pinned) = (true, true);
-            }
+            let pins = budget.select(history, self.pinned, |_| Some(0));
+            cache.pin(&pins.keys, slots.min(pins.per_layer_quota));
+            pins.keys.into_iter().for_each(|key| load(&mut cache, key));
         }
-        all
-    }
-
-    /// The experts of a layer are used; afterwards, what does not fit is gone.
-    fn step(&mut self, now: f64, step: &Step, next: &[f64]) {
-        let half_life = match self.policy.value {
-            Value::Lfu(half_life)
-            | Value::Guarded(half_life, ..)
-            | Value::TwoScales(half_life, _) => half_life,
-            _ => f64::INFINITY,
-        };
-        let layer = step.layer;
-        self.now = now;
-        self.tokens[layer] += f64::from(step.tokens);
-        let aged = (-f64::from(step.tokens) / LONG).exp2();
-        self.seen[layer] = self.seen[layer] * aged + f64::from(step.tokens);
-        for ((id, n), next) in step.used.iter().zip(next) {
-            let expert = &mut self.experts[layer][*id as usize];
-            let passed = self.tokens[layer] - expert.counted;
-            expert.recent = expert.recent * (-passed / half_life).exp2() + f64::from(*n);
-            expert.long = expert.long * (-passed / LONG).exp2() + f64::from(*n);
-            expert.counted = self.tokens[layer];
-            if !expert.resident {
-                expert.window = true;
-            }
-            expert.resident = true;
-            expert.before = std::mem::replace(&mut expert.last, now);
-            expert.next = *next;
-        }
-        if self.policy.value == Value::TinyLfu {
-            self.tiny_lfu(layer, step.used.len());
-            return;
-        }
-        let layers = match self.policy.shares {
-            Shares::Equal => layer..layer + 1,
-            Shares::Global => 0..self.experts.len(),
-        };
-        let mut kept: Vec<(f64, f64, usize, usize)> = Vec::new();
-        for l in layers {
-            for (id, expert) in self.experts[l].iter().enumerate() {
-                if expert.resident && !expert.pinned {
-                    kept.push((self.value(l, expert), expert.last, l, id));
+        let (mut hits, mut uses) = (0, 0);
+        for step in &trace.steps {
+            cache.begin_pass(step.layer, &step.chosen, step.tokens);
+            let mut cached = Vec::new();
+            let mut missed = Vec::new();
+            for expert in step.used() {
+                let layer = step.layer;
+                let key = ExpertKey { layer, expert };
+                match cache.slab(key) {
+                    Some(slab) => cached.push(slab),
+                    None => missed.push(key),
                 }
             }
+            hits += cached.len() as u64;
+            uses += (cached.len() + missed.len()) as u64;
+            for slab in &cached {
+                cache.touch(*slab);
+                cache.set_busy(*slab, true);
+            }
+            missed.into_iter().for_each(|key| load(&mut cache, key));
+            (cached.into_iter()).for_each(|slab| cache.set_busy(slab, false));
         }
-        let over = kept.len().saturating_sub(self.free);
-        kept.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        for (_, _, l, id) in &kept[..over] {
-            self.experts[*l][*id].resident = false;
-        }
+        (hits, uses)
     }
+}
 
-    fn value(&self, layer: usize, expert: &Expert) -> f64 {
-        let passed = self.tokens[layer] - expert.counted;
-        match self.policy.value {
-            Value::Lru | Value::TinyLfu => expert.last,
-            Value::Lru2 => expert.before,
-            Value::Belady => -expert.next,
-            Value::Lfu(half_life) => expert.recent * (-passed / half_life).exp2(),
-            Value::Guarded(half_life, passes, _) => {
-                let layers = self.experts.len() as f64;
-                if self.now - expert.last < layers * f64::from(passes) {
-                    1e12 + expert.last
-                } else {
-                    expert.recent * (-passed / half_life).exp2()
-                }
-            }
-            Value::TwoScales(half_life, weight) => {
-                let rate = expert.long * (-passed / LONG).exp2() / self.seen[layer].max(1.0);
-                expert.recent * (-passed / half_life).exp2() + weight * rate
-            }
-        }
-    }
-
-    fn tiny_lfu(&mut self, layer: usize, used: usize) {
-        let window = (self.free / 5).max(1).min(self.free);
-        let main = self.free - window;
-        self.uses[layer] += used;
-        let experts = &mut self.experts[layer];
-        if self.uses[layer] > 10 * self.free.max(1) {
-            self.uses[layer] = 0;
-            experts.iter_mut().for_each(|e| e.recent /= 2.0);
-        }
-        let oldest = |experts: &[Expert], in_window: bool| {
-            let of = |(_, e): &(usize, &Expert)| e.resident && !e.pinned && e.window == in_window;
-            let mut all: Vec<(usize, &Expert)> = experts.iter().enumerate().filter(of).collect();
-            all.sort_by(|a, b| a.1.last.total_cmp(&b.1.last));
-            (all.len(), all.first().map(|(id, _)| *id))
-        };
-        while let (n, Some(candidate)) = oldest(experts, true) {
-            if n <= window {
-                break;
-            }
-            let (held, victim) = oldest(experts, false);
-            match victim {
-                _ if held < main => experts[candidate].window = false,
-                Some(victim) if experts[candidate].recent > experts[victim].recent => {
-                    experts[victim].resident = false;
-                    experts[candidate].window = false;
-                }
-                _ => experts[candidate].resident = false,
-            }
-        }
+/// Reads an expert, unless every slab is busy.
+fn load<E: Eviction>(cache: &mut Cache<E>, key: ExpertKey) {
+    if let Some((slab, _)) = cache.make_room(0, key.layer) {
+        cache.insert(key, slab);
+        cache.set_busy(slab, false);
     }
 }

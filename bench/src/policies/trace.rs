@@ -1,4 +1,4 @@
-//! Routing as the cache sees it: one session after the other, recorded or made up.
+//! Reads recorded routing, or generates synthetic routing, as a cache sees it.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use colibri_uring::stream::routing::{self, RoutingEvent};
+use colibri_uring::tools::measure::Rng;
 
 /// The experts that the tokens of one pass use in a layer.
 #[derive(Clone, Debug)]
@@ -13,9 +14,19 @@ pub struct Step {
     /// Counted over the layers that have experts.
     pub layer: usize,
     /// Tokens of the pass.
-    pub tokens: u32,
-    /// The experts, all different, and how many of the tokens use each.
-    pub used: Vec<(u32, u32)>,
+    pub tokens: usize,
+    /// [tokens, top_k].
+    pub chosen: Vec<u32>,
+}
+
+impl Step {
+    /// The experts in use, each once, ascending.
+    pub fn used(&self) -> Vec<u32> {
+        let mut ids = self.chosen.clone();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
 }
 
 /// A session of a model.
@@ -25,25 +36,16 @@ pub struct Trace {
     pub layers: usize,
     /// Experts of each.
     pub experts: usize,
+    /// Experts that a token uses in a layer.
+    pub top_k: usize,
     /// In the order in which the model met them.
     pub steps: Vec<Step>,
 }
 
-fn step(layer: usize, chosen: &[u32], top_k: usize) -> Step {
-    let mut ids = chosen.to_vec();
-    ids.sort_unstable();
-    let used = ids.chunk_by(|a, b| a == b);
-    Step {
-        layer,
-        tokens: (chosen.len() / top_k) as u32,
-        used: used.map(|run| (run[0], run.len() as u32)).collect(),
-    }
-}
-
-/// What `decode --save-routing` wrote.
+/// Reads a file of `decode --save-routing`.
 ///
 /// # Errors
-/// When it is not that.
+/// When it is not one.
 pub fn recorded(path: &Path) -> anyhow::Result<Trace> {
     let read = || anyhow::Ok(routing::read(BufReader::new(File::open(path)?))?);
     let (header, events) = read().with_context(|| format!("cannot use {}", path.display()))?;
@@ -56,47 +58,44 @@ pub fn recorded(path: &Path) -> anyhow::Result<Trace> {
                 layers.push(layer);
                 layers.len() - 1
             });
-            steps.push(step(at, &experts, header.top_k));
+            steps.push(Step {
+                layer: at,
+                tokens: experts.len() / header.top_k,
+                chosen: experts,
+            });
         }
     }
     Ok(Trace {
         layers: layers.len(),
         experts: header.experts,
+        top_k: header.top_k,
         steps,
     })
 }
 
-/// Routing that nobody recorded.
+/// How regular synthetic routing is.
 #[derive(Clone, Copy, Debug)]
-pub struct MadeUp {
+pub struct SyntheticRouting {
     /// Popularity of the expert of rank r is 1 / (r + 1)^skew.
     pub skew: f64,
-    /// Share of a token's experts that the token before used, too.
+    /// Share of a token's experts that the token before also used.
     pub repeated: f64,
-    /// Topics, each with its own ranking of half of the experts; the others have one rank for all.
+    /// Topics. Each ranks half of the experts; the other half has the same ranks in all topics.
     pub topics: u64,
     /// Tokens until the topic changes, on average.
     pub topic_tokens: f64,
 }
 
-/// A reproducible source of chance.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() * n as f64) as usize
-    }
+/// A number from 0 to below 1.
+fn unit(rng: &mut Rng) -> f64 {
+    (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-impl MadeUp {
+fn below(rng: &mut Rng, n: usize) -> usize {
+    (unit(rng) * n as f64) as usize
+}
+
+impl SyntheticRouting {
     /// Cumulated popularity of the experts of a layer in a topic.
     fn popularity(&self, layer: usize, topic: u64, experts: usize) -> Vec<f64> {
         let mut ranking: Vec<usize> = (0..experts).collect();
@@ -137,25 +136,30 @@ impl MadeUp {
         let mut chosen: Vec<Vec<u32>> = vec![Vec::new(); LAYERS];
         let mut steps = Vec::new();
         for _ in 0..tokens {
-            if rng.next() < 1.0 / self.topic_tokens {
-                topic = rng.below(self.topics as usize) as u64;
+            if unit(&mut rng) < 1.0 / self.topic_tokens {
+                topic = below(&mut rng, self.topics as usize) as u64;
             }
             for (layer, ids) in chosen.iter_mut().enumerate() {
-                ids.retain(|_| rng.next() < self.repeated);
+                ids.retain(|_| unit(&mut rng) < self.repeated);
                 let sums = &popularity[topic as usize][layer];
                 while ids.len() < TOP_K {
-                    let x = rng.next() * sums[EXPERTS - 1];
+                    let x = unit(&mut rng) * sums[EXPERTS - 1];
                     let id = sums.partition_point(|sum| *sum <= x) as u32;
                     if !ids.contains(&id) {
                         ids.push(id);
                     }
                 }
-                steps.push(step(layer, ids, TOP_K));
+                steps.push(Step {
+                    layer,
+                    tokens: 1,
+                    chosen: ids.clone(),
+                });
             }
         }
         Trace {
             layers: LAYERS,
             experts: EXPERTS,
+            top_k: TOP_K,
             steps,
         }
     }
@@ -164,6 +168,6 @@ impl MadeUp {
 fn shuffle(list: &mut [usize], seed: u64) {
     let mut rng = Rng(seed);
     for i in (1..list.len()).rev() {
-        list.swap(i, rng.below(i + 1));
+        list.swap(i, below(&mut rng, i + 1));
     }
 }

@@ -1,6 +1,5 @@
 //! One file at a time: read around the page cache, written, synced, compared, renamed.
 
-use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -9,15 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 
-use colibri_ring::{
-    Class, DirectMode, Engine, EngineError, Event, File, Files, Options, Priority, Range, Replica,
-    SlabId,
-};
+use colibri_ring::{DirectMode, EngineError, File, Files, Options, Range, Replica};
 use rustix::fs::{Advice, FlockOperation, RenameFlags};
 
 use super::{Shard, StageError, failed, unfinished};
-use crate::memory;
 use crate::shards::{self, MirrorFile};
+use crate::tools::ordered_reads::OrderedReads;
 use crate::tools::verify::{Copies, compare};
 
 /// Bytes of one read and one write.
@@ -128,33 +124,8 @@ fn write(
         vec![vec![Replica::new(shard.file.clone(), 0)]],
         copying.direct,
     )?;
-    let slab_bytes = BLOCK + 2 * files.align();
-    let class = Class {
-        bytes: slab_bytes as usize,
-        count: memory::slabs_that_fit(AHEAD, 2, slab_bytes)?,
-    };
-    let mut engine = Engine::new(&files, &[class], copying.engine)?;
-    let read = |engine: &mut Engine, slab: SlabId, offset: u64| {
-        let range = Range {
-            file: 0,
-            offset,
-            len: BLOCK.min(size - offset),
-            part: 0,
-        };
-        let layout = files.layout(&[range]).expect("inside the file");
-        engine.read(slab, Priority::Demand, layout);
-    };
-    let mut reading: VecDeque<(SlabId, u64)> = VecDeque::new();
-    let mut next = from;
-    for slab in (0..engine.slabs() as u32).map(SlabId) {
-        if next < size {
-            read(&mut engine, slab, next);
-            reading.push_back((slab, next));
-            next += BLOCK;
-        }
-    }
-    engine.flush();
-    let mut full = vec![false; engine.slabs()];
+    let mut reads = OrderedReads::new(files, BLOCK, (AHEAD, 2), copying.engine)?;
+    let mut offsets = (from..size).step_by(BLOCK as usize);
     // Syncing takes as long as the drive does; meanwhile the next bytes are written.
     let (sender, receiver) = sync_channel::<(u64, u64)>(1);
     std::thread::scope(|scope| {
@@ -170,41 +141,44 @@ fn write(
         let written = move || -> Result<Ended, StageError> {
             // Moved in, so that its end ends the syncing thread.
             let (sender, mut synced) = (sender, from);
-            while let Some(&(slab, offset)) = reading.front() {
+            loop {
                 if copying.stopped() {
                     return Ok(Ended::Stopped);
                 }
-                while !full[slab.index()] {
-                    match engine.wait()? {
-                        Event::Full(slab) => full[slab.index()] = true,
-                        Event::Failed(_, error) => return Err(EngineError::Read(error).into()),
-                        Event::Part(..) | Event::Dropped(_) => {}
-                    }
+                while reads.free() > 0
+                    && let Some(offset) = offsets.next()
+                {
+                    let range = Range {
+                        file: 0,
+                        offset,
+                        len: BLOCK.min(size - offset),
+                        part: 0,
+                    };
+                    reads.push(offset, &[range]);
                 }
-                let bytes = engine.payload(slab, 0);
-                out.write_all_at(bytes, offset)
-                    .map_err(failed("write", part))?;
-                let len = bytes.len() as u64;
+                let Some(group) = reads.next()? else {
+                    return Ok(Ended::Complete);
+                };
+                let offset = group.tag;
+                let mut len = 0;
+                for block in group.blocks {
+                    let slab = block.map_err(EngineError::Read)?;
+                    let bytes = reads.bytes(slab);
+                    out.write_all_at(bytes, offset)
+                        .map_err(failed("write", part))?;
+                    len += bytes.len() as u64;
+                    reads.release(slab);
+                }
                 progress(len);
-                reading.pop_front();
-                engine.release(slab);
-                full[slab.index()] = false;
-                if next < size {
-                    read(&mut engine, slab, next);
-                    engine.flush();
-                    reading.push_back((slab, next));
-                    next += BLOCK;
-                }
                 let end = offset + len;
                 if end - synced >= SYNC {
-                    // Why it has ended, if it has, is found out below.
+                    // The syncing thread ends early only on an error, which its join returns.
                     if sender.send((synced, end)).is_err() {
-                        break;
+                        return Ok(Ended::Complete);
                     }
                     synced = end;
                 }
             }
-            Ok(Ended::Complete)
         };
         let ended = written();
         let synced = syncing
