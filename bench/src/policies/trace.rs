@@ -15,7 +15,7 @@ pub struct Step {
     pub layer: usize,
     /// Tokens of the pass.
     pub tokens: usize,
-    /// [tokens, top_k].
+    /// `[tokens, top_k]`.
     pub chosen: Vec<u32>,
 }
 
