@@ -60,9 +60,9 @@
 //!
 //! The feature `cli`, on by default, adds the dependencies of the `colibri-uring` program. The library needs none of them.
 
+pub mod arch;
 #[doc(hidden)]
 pub mod atomic_file;
-pub mod config;
 #[doc(hidden)]
 pub mod memory;
 pub mod model;
@@ -76,7 +76,7 @@ pub mod tools;
 #[doc(hidden)]
 pub mod weight;
 
-pub use config::{Config, ConfigError};
+pub use arch::{Architecture, ConfigError};
 pub use model::draft::Mode as Drafts;
 pub use model::{Logits, ModelError, PassLogits, Runner, Sequence, Step};
 pub use runtime::demo::{Demo, DemoError};

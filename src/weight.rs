@@ -5,7 +5,6 @@ mod load;
 mod quantised;
 mod role;
 mod rows;
-pub mod shapes;
 mod stored;
 #[cfg(test)]
 mod tests;
@@ -25,9 +24,9 @@ pub use counts::{Count, Counts};
 use load::Resident;
 pub use load::{Loader, resident_bytes};
 pub use quantised::{Quantised, packing_of, quantise};
-pub use role::{EMBEDDING, HEAD, Role, activations_of, role};
+pub use role::{Role, activations_of, role};
 pub use rows::{Block, Piece, Rows, RowsError};
-pub use stored::{Matrices, Stored, floats, scales_name};
+pub use stored::{Matrices, Stored, floats, id_of, owner_of_scales, scales_name};
 
 /// Why a tensor cannot be the weight that it is named for.
 #[derive(Debug, thiserror::Error)]

@@ -5,7 +5,7 @@
 //! (absorbed), and the output is `W_v (sum of p c)`. Prefill, decode and verification all use this one form,
 //! one token and group of heads at a time: no number depends on how tokens were grouped.
 
-use crate::config::Config;
+use crate::arch::{self, Part, TensorId};
 use crate::model::indexer::{Indexer, IndexerScratch, Selection};
 use crate::model::kv::{KvSpan, PAGE, Rows, span_of};
 use crate::model::linear::Linear;
@@ -18,8 +18,6 @@ use crate::pool::Pool;
 use crate::quant::Matrix;
 use crate::weight::{Loader, Weight, WeightError};
 
-/// Epsilon of the norms inside attention, fixed by the architecture.
-const NORM_EPS: f32 = 1e-6;
 /// Heads of a tile at most: each block of the cache is read once for all of them.
 pub(super) const MAX_GROUP: usize = 8;
 
@@ -48,6 +46,7 @@ pub struct Attention {
     rank: usize,
     /// Factor on the scores.
     scale: f32,
+    norm_eps: f32,
 }
 
 /// Scratch of the tokens, and of the tiles that run at the same time.
@@ -93,43 +92,37 @@ struct Tile {
 }
 
 impl Attention {
-    /// Loads `{prefix}.{q_a_proj, q_a_layernorm, q_b_proj, kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj,
-    /// o_proj}` and, if `with_indexer`, `{prefix}.indexer`.
+    /// Loads the attention of a layer and, if `with_indexer`, its indexer.
     pub fn load(
         loader: &mut Loader,
-        prefix: &str,
-        config: &Config,
+        layer: usize,
         with_indexer: bool,
     ) -> Result<Attention, WeightError> {
-        let (heads, hidden) = (config.num_attention_heads, config.hidden_size);
-        let (nope, rope) = (config.qk_nope_head_dim, config.qk_rope_head_dim);
-        let (value, rank, q_rank) = (config.v_head_dim, config.kv_lora_rank, config.q_lora_rank);
-        let bias = config.attention_bias;
-        let mut linear = |name: &str, rows, cols| {
-            Linear::load(loader, &format!("{prefix}.{name}"), rows, cols, bias)
-        };
-        let q_a = linear("q_a_proj", q_rank, hidden)?;
-        let kv_a = linear("kv_a_proj_with_mqa", rank + rope, hidden)?;
-        let o = linear("o_proj", hidden, heads * value)?;
-        let name = |name: &str| format!("{prefix}.{name}.weight");
-        let indexer = with_indexer
-            .then(|| Indexer::load(loader, &format!("{prefix}.indexer"), config))
-            .transpose()?;
+        let arch::Attention::Mla(mla) = &loader.arch().attention;
+        let id = |part| TensorId::Layer(layer, part);
+        let mut linear =
+            |weight, bias| Linear::load(loader, id(weight), mla.bias.then_some(id(bias)));
+        let q_a = linear(Part::QueryDown, Part::QueryDownBias)?;
+        let kv_a = linear(Part::KvDown, Part::KvDownBias)?;
+        let o = linear(Part::Output, Part::OutputBias)?;
+        let indexer = with_indexer.then(|| Indexer::load(loader, layer));
+        let indexer = indexer.transpose()?;
         Ok(Attention {
             q_a,
-            q_a_norm: loader.vector(&name("q_a_layernorm"), q_rank)?,
-            q_b: loader.matrix(&name("q_b_proj"), heads * (nope + rope), q_rank)?,
+            q_a_norm: loader.vector(id(Part::QueryNorm))?,
+            q_b: loader.matrix(id(Part::QueryUp))?,
             kv_a,
-            kv_a_norm: loader.vector(&name("kv_a_layernorm"), rank)?,
-            kv_b: loader.matrix(&name("kv_b_proj"), heads * (nope + value), rank)?,
+            kv_a_norm: loader.vector(id(Part::KvNorm))?,
+            kv_b: loader.matrix(id(Part::KvUp))?,
             o,
             indexer,
-            heads,
-            nope,
-            rope,
-            value,
-            rank,
-            scale: ((nope + rope) as f64).powf(-0.5) as f32,
+            heads: mla.heads,
+            nope: mla.nope,
+            rope: mla.rope,
+            value: mla.value,
+            rank: mla.kv_rank,
+            scale: mla.scale,
+            norm_eps: mla.norm_eps,
         })
     }
 
@@ -151,7 +144,7 @@ impl Attention {
         self.q_a.forward(pool, tokens.x, n, low);
         let q_resid = resize_scratch(&mut scratch.q_resid, n * q_rank);
         for (low, q_resid) in low.chunks(q_rank).zip(q_resid.chunks_mut(q_rank)) {
-            ops::rms_norm(low, &self.q_a_norm, NORM_EPS, q_resid);
+            ops::rms_norm(low, &self.q_a_norm, self.norm_eps, q_resid);
         }
         self.extend_cache(pool, tokens, spans, &mut scratch.kv);
         if let Some(indexer) = &self.indexer
@@ -216,7 +209,7 @@ impl Attention {
                 let raw = &raw[at * width..][..width];
                 let Some(row) = span.kv_mut(i) else { break };
                 let (c, k_rope) = row.split_at_mut(self.rank);
-                ops::rms_norm(&raw[..self.rank], &self.kv_a_norm, NORM_EPS, c);
+                ops::rms_norm(&raw[..self.rank], &self.kv_a_norm, self.norm_eps, c);
                 k_rope.copy_from_slice(&raw[self.rank..]);
                 rotate(k_rope, tokens.angles_of(at));
             }

@@ -115,7 +115,7 @@ impl Runner {
         draft: bool,
     ) -> Result<(), ModelError> {
         let config = weights.config();
-        let (hidden, pairs) = (config.hidden_size, config.qk_rope_head_dim / 2);
+        let (hidden, pairs) = (config.hidden_size, config.rope.dims / 2);
         let selection = match draft {
             true => &mut self.draft.selection,
             false => &mut self.selection,
@@ -151,7 +151,7 @@ impl Runner {
                 delta,
             );
             x.iter_mut().zip(&*delta).for_each(|(x, d)| *x += d);
-            pass.meter.add(count * config.num_experts_per_tok);
+            pass.meter.add(count * config.router.top_k);
         }
         self.timer.lap(Phase::Attention);
         Ok(())
@@ -177,7 +177,7 @@ impl Runner {
         let delta = resize_scratch(&mut self.delta, n * hidden);
         match &weights.layer(layer).mlp {
             Block::Dense(mlp) => {
-                let done = |n| self.meter.add(n * config.num_experts_per_tok);
+                let done = |n| self.meter.add(n * config.router.top_k);
                 mlp.forward(&self.pool, normed, &mut self.mlp, delta, done);
                 self.timer.lap(Phase::Dense);
             }

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::config::Config;
+use crate::arch::{Part, TensorId};
 use crate::model::kv::{KvSpan, PAGE, Rows};
 use crate::model::ops;
 use crate::model::pass::Tokens;
@@ -17,8 +17,6 @@ use crate::pool::Pool;
 use crate::quant::Matrix;
 use crate::weight::{Loader, Weight, WeightError};
 
-/// Epsilon of the key norm, fixed by the architecture.
-const NORM_EPS: f32 = 1e-6;
 /// Positions that one tile scores: a whole number of pages.
 const RUN: usize = 16 * PAGE;
 /// Scores held at a time, in values. One token's scores may exceed it in a very long context.
@@ -89,6 +87,7 @@ pub struct Indexer {
     weights_proj: Weight,
     norm_weight: Vec<f32>,
     norm_bias: Vec<f32>,
+    norm_eps: f32,
     heads: usize,
     width: usize,
     /// Factor on the scores of a head.
@@ -134,38 +133,32 @@ struct Heads<'a> {
 }
 
 impl Indexer {
-    /// Names of the tensors of an indexer, in the order of the fields they become.
-    pub fn names(prefix: &str) -> [String; 5] {
-        [
-            "wq_b.weight",
-            "wk.weight",
-            "weights_proj.weight",
-            "k_norm.weight",
-            "k_norm.bias",
-        ]
-        .map(|name| format!("{prefix}.{name}"))
-    }
-
-    /// Loads `{prefix}.{wq_b,wk,weights_proj}.weight` and `{prefix}.k_norm.{weight,bias}`.
-    pub fn load(
-        loader: &mut Loader,
-        prefix: &str,
-        config: &Config,
-    ) -> Result<Indexer, WeightError> {
-        let (heads, width) = (config.index_n_heads, config.index_head_dim);
-        let hidden = config.hidden_size;
-        let [wq_b, wk, weights_proj, norm_weight, norm_bias] = Indexer::names(prefix);
+    /// Loads the indexer of a layer.
+    ///
+    /// # Panics
+    /// When the architecture has no indexers.
+    pub fn load(loader: &mut Loader, layer: usize) -> Result<Indexer, WeightError> {
+        let indexer = loader.arch().indexer.as_ref();
+        let indexer = indexer.expect("an architecture with indexers");
+        let (heads, width) = (indexer.heads, indexer.width);
+        let id = |part| TensorId::Layer(layer, part);
         Ok(Indexer {
-            wq_b: loader.matrix(&wq_b, heads * width, config.q_lora_rank)?,
-            wk: loader.matrix(&wk, width, hidden)?,
-            weights_proj: loader.matrix(&weights_proj, heads, hidden)?,
-            norm_weight: loader.vector(&norm_weight, width)?,
-            norm_bias: loader.vector(&norm_bias, width)?,
+            wq_b: loader.matrix(id(Part::IndexQuery))?,
+            wk: loader.matrix(id(Part::IndexKey))?,
+            weights_proj: loader.matrix(id(Part::IndexWeights))?,
+            norm_weight: loader.vector(id(Part::IndexNorm))?,
+            norm_bias: loader.vector(id(Part::IndexNormBias))?,
+            norm_eps: indexer.norm_eps,
             heads,
             width,
             scale: (width as f64).powf(-0.5) as f32,
             weight_scale: (heads as f64).powf(-0.5) as f32,
         })
+    }
+
+    /// Values of a key.
+    pub fn width(&self) -> usize {
+        self.width
     }
 
     /// Adds the tokens' keys to those of their sequences, and chooses the positions of tokens that have too many.
@@ -269,7 +262,7 @@ impl Indexer {
                 let Some(key) = span.index_key_mut(i) else {
                     break;
                 };
-                ops::layer_norm(raw, &self.norm_weight, &self.norm_bias, NORM_EPS, key);
+                ops::layer_norm(raw, &self.norm_weight, &self.norm_bias, self.norm_eps, key);
                 rotate(key, tokens.angles_of(at));
             }
         }

@@ -1,5 +1,6 @@
 //! Computes a projection with an optional bias.
 
+use crate::arch::TensorId;
 use crate::pool::Pool;
 use crate::weight::{Loader, Weight, WeightError};
 
@@ -11,19 +12,15 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Loads `{name}.weight` [rows, cols] and, if `bias`, `{name}.bias` [rows].
+    /// Loads the matrix and the bias, if the projection has one.
     pub fn load(
         loader: &mut Loader,
-        name: &str,
-        rows: usize,
-        cols: usize,
-        bias: bool,
+        weight: TensorId,
+        bias: Option<TensorId>,
     ) -> Result<Linear, WeightError> {
         Ok(Linear {
-            weight: loader.matrix(&format!("{name}.weight"), rows, cols)?,
-            bias: bias
-                .then(|| loader.vector(&format!("{name}.bias"), rows))
-                .transpose()?,
+            weight: loader.matrix(weight)?,
+            bias: bias.map(|bias| loader.vector(bias)).transpose()?,
         })
     }
 

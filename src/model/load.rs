@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::config::{Config, IndexerKind, MlpKind};
+use crate::arch::{Architecture, IndexerKind, MlpKind, Part, TensorId};
 use crate::model::attention::Attention;
 use crate::model::error::ModelError;
-use crate::model::indexer::Indexer;
 use crate::model::mlp::Mlp;
 use crate::model::moe::Moe;
 use crate::model::mtp::Mtp;
@@ -47,7 +46,7 @@ impl Default for LoadOptions {
 pub enum Sparsity {
     /// Beyond this many positions, only as many are attended.
     Active(usize),
-    /// The config has `index_topk` 0.
+    /// The architecture has no indexers.
     Zero,
     /// Switched off.
     Off,
@@ -58,7 +57,7 @@ pub enum Sparsity {
 /// A model's resident weights.
 #[derive(Debug)]
 pub struct Weights {
-    pub(super) config: Config,
+    pub(super) config: Architecture,
     pub(super) embed: Weight,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Vec<f32>,
@@ -71,7 +70,7 @@ pub struct Weights {
     resident_bytes: u64,
 }
 
-/// What a model keeps in memory.
+/// Weights that stay in memory.
 struct Parts {
     embed: Weight,
     layers: Vec<Layer>,
@@ -81,39 +80,35 @@ struct Parts {
 }
 
 impl Parts {
-    fn find(
-        loader: &mut Loader,
-        config: &Config,
-        sparsity: Sparsity,
-    ) -> Result<Parts, WeightError> {
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+    fn find(loader: &mut Loader, sparsity: Sparsity) -> Result<Parts, WeightError> {
+        let arch = loader.arch();
         Ok(Parts {
-            embed: loader.matrix("model.embed_tokens.weight", vocab, hidden)?,
-            layers: (0..config.num_hidden_layers)
-                .map(|i| load_layer(loader, config, i, sparsity))
+            embed: loader.matrix(TensorId::Embedding)?,
+            layers: (0..arch.num_hidden_layers())
+                .map(|i| load_layer(loader, i, sparsity))
                 .collect::<Result<_, WeightError>>()?,
-            norm: loader.vector("model.norm.weight", hidden)?,
-            head: (!config.tie_word_embeddings)
-                .then(|| loader.matrix("lm_head.weight", vocab, hidden))
+            norm: loader.vector(TensorId::Norm)?,
+            head: (!arch.tie_word_embeddings)
+                .then(|| loader.matrix(TensorId::Head))
                 .transpose()?,
-            mtp: (config.prediction)
-                .map(|_| Mtp::load(loader, config, sparsity))
+            mtp: (arch.prediction)
+                .map(|_| Mtp::load(loader, sparsity))
                 .transpose()?,
         })
     }
 }
 
-/// How the resident matrices of a model are stored, by name. Reads vectors, but no matrix.
+/// Formats of the resident matrices by name. Reads vectors, but no matrix.
 ///
 /// # Errors
-/// As [`Weights::load`], but for what reading a matrix finds out.
+/// As [`Weights::load`], except those of reading a matrix.
 pub fn resident_formats(
     shards: &Shards,
-    config: &Config,
+    arch: &Architecture,
 ) -> Result<HashMap<String, Format>, ModelError> {
-    let mut loader = Loader::new(shards)?;
-    let sparsity = sparsity(&loader, config, LoadOptions::default());
-    Parts::find(&mut loader, config, sparsity)?;
+    let mut loader = Loader::new(shards, arch)?;
+    let sparsity = sparsity(&loader, LoadOptions::default());
+    Parts::find(&mut loader, sparsity)?;
     let formats = loader.formats();
     Ok(formats
         .map(|(name, format)| (name.to_owned(), format))
@@ -137,18 +132,17 @@ pub(super) enum Block {
 }
 
 impl Weights {
-    /// Loads every resident tensor of the model that `config` describes. Routed experts are not touched.
+    /// Loads every resident tensor of the model that `arch` describes. Routed experts are not touched.
     ///
     /// # Errors
-    /// The first tensor that is missing, has another shape than the config implies, is of a type that
-    /// no matrix product takes, cannot be read, or has an infinite or NaN value where that decides anything (norms,
-    /// biases, routers, scales).
+    /// The first tensor that is missing, has another shape than the architecture, has a type that no matrix product takes,
+    /// cannot be read, or has an infinite or NaN value in a norm, bias, router or scale.
     pub fn load(
         shards: &Shards,
-        config: Config,
+        arch: Architecture,
         options: LoadOptions,
     ) -> Result<Weights, ModelError> {
-        Weights::load_with(shards, config, options, &|_, _| {})
+        Weights::load_with(shards, arch, options, &|_, _| {})
     }
 
     /// As [`Weights::load`]; `progress` hears of (bytes so far, bytes in all).
@@ -157,22 +151,22 @@ impl Weights {
     /// As [`Weights::load`].
     pub fn load_with(
         shards: &Shards,
-        config: Config,
+        arch: Architecture,
         options: LoadOptions,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Weights, ModelError> {
-        let mut loader = Loader::new(shards)?.multiplying(options.activations);
+        let mut loader = Loader::new(shards, &arch)?.multiplying(options.activations);
         if let Some(dense) = options.dense {
             loader = loader.quantising(dense, options.threads);
         }
-        let sparsity = sparsity(&loader, &config, options);
+        let sparsity = sparsity(&loader, options);
         let Parts {
             embed,
             layers,
             norm,
             head,
             mtp,
-        } = Parts::find(&mut loader, &config, sparsity)?;
+        } = Parts::find(&mut loader, sparsity)?;
         let resident_bytes = loader.bytes();
         loader.finish(options.direct, progress)?;
         Ok(Weights {
@@ -181,15 +175,15 @@ impl Weights {
             norm,
             head,
             mtp,
-            rope: Rope::new(config.rope_theta, config.qk_rope_head_dim),
+            rope: Rope::new(arch.rope.theta, arch.rope.dims),
             sparsity,
             resident_bytes,
-            config,
+            config: arch,
         })
     }
 
-    /// The hyperparameters.
-    pub fn config(&self) -> &Config {
+    /// The architecture.
+    pub fn config(&self) -> &Architecture {
         &self.config
     }
 
@@ -211,7 +205,8 @@ impl Weights {
     /// Whether drafts after the first attend to what the first one has chosen.
     pub(super) fn shares_choice(&self) -> bool {
         let indexer = |mtp: &Mtp| mtp.layer.attention.indexer.is_some();
-        self.config.index_share_for_mtp_iteration && self.mtp.as_ref().is_some_and(indexer)
+        let shared = (self.config.indexer.as_ref()).is_some_and(|indexer| indexer.shared_by_drafts);
+        shared && self.mtp.as_ref().is_some_and(indexer)
     }
 
     /// A decoder layer; the one for multi-token prediction comes after the last.
@@ -227,48 +222,44 @@ impl Weights {
     }
 }
 
-pub(super) fn attention_prefix(layer: usize) -> String {
-    format!("model.layers.{layer}.self_attn")
-}
-
 /// Sparse attention needs the indexer of every full layer: if one tensor of any is there, all must be.
-pub(super) fn sparsity(loader: &Loader, config: &Config, options: LoadOptions) -> Sparsity {
-    let any_tensor = |layer| {
-        let names = Indexer::names(&format!("{}.indexer", attention_prefix(layer)));
-        names.iter().any(|name| loader.has(name))
+pub(super) fn sparsity(loader: &Loader, options: LoadOptions) -> Sparsity {
+    let Some(indexer) = &loader.arch().indexer else {
+        return Sparsity::Zero;
     };
-    let full = |layer: &usize| config.indexer[*layer] == IndexerKind::Full;
-    let mut full_layers = (0..config.num_hidden_layers).filter(full);
-    if config.index_topk == 0 {
-        Sparsity::Zero
-    } else if !options.dsa {
-        Sparsity::Off
-    } else if full_layers.any(any_tensor) {
-        Sparsity::Active(config.index_topk)
+    if !options.dsa {
+        return Sparsity::Off;
+    }
+    let any_tensor = |layer| has_indexer(layer, |id| loader.has(id));
+    let layers = indexer.layers.iter().enumerate();
+    let mut full_layers = layers.filter(|(_, kind)| **kind == IndexerKind::Full);
+    if full_layers.any(|(layer, _)| any_tensor(layer)) {
+        Sparsity::Active(indexer.top_k)
     } else {
         Sparsity::Absent
     }
 }
 
+/// Whether any tensor of a layer's indexer exists.
+pub(super) fn has_indexer(layer: usize, exists: impl Fn(TensorId) -> bool) -> bool {
+    let mut ids = (Part::INDEXER.into_iter()).map(|part| TensorId::Layer(layer, part));
+    ids.any(exists)
+}
+
 pub(super) fn load_layer(
     loader: &mut Loader,
-    config: &Config,
     layer: usize,
     sparsity: Sparsity,
 ) -> Result<Layer, WeightError> {
-    let prefix = format!("model.layers.{layer}");
-    let hidden = config.hidden_size;
-    let with_indexer = matches!(sparsity, Sparsity::Active(_)) && config.is_indexed(layer);
-    let mlp = format!("{prefix}.mlp");
+    let arch = loader.arch();
+    let with_indexer = matches!(sparsity, Sparsity::Active(_)) && arch.is_indexed(layer);
     Ok(Layer {
-        input_norm: loader.vector(&format!("{prefix}.input_layernorm.weight"), hidden)?,
-        attention: Attention::load(loader, &attention_prefix(layer), config, with_indexer)?,
-        post_norm: loader.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden)?,
-        mlp: match config.mlp_of(layer) {
-            MlpKind::Dense => {
-                Block::Dense(Mlp::load(loader, &mlp, config, config.intermediate_size)?)
-            }
-            MlpKind::Sparse => Block::Sparse(Moe::load(loader, &mlp, config, layer)?),
+        input_norm: loader.vector(TensorId::Layer(layer, Part::AttentionNorm))?,
+        attention: Attention::load(loader, layer, with_indexer)?,
+        post_norm: loader.vector(TensorId::Layer(layer, Part::MlpNorm))?,
+        mlp: match arch.mlp_of(layer) {
+            MlpKind::Dense => Block::Dense(Mlp::load(loader, layer, Part::DENSE)?),
+            MlpKind::Sparse => Block::Sparse(Moe::load(loader, layer)?),
         },
     })
 }

@@ -1,6 +1,6 @@
 //! Computes the gated MLP: down(silu(gate(x)) * up(x)).
 
-use crate::config::Config;
+use crate::arch::{Part, TensorId};
 use crate::model::ops;
 use crate::model::scratch::resize_scratch;
 use crate::pool::Pool;
@@ -25,18 +25,13 @@ pub struct MlpScratch {
 }
 
 impl Mlp {
-    /// Loads `{prefix}.{gate,up,down}_proj.weight` of width `intermediate`.
-    pub fn load(
-        loader: &mut Loader,
-        prefix: &str,
-        config: &Config,
-        intermediate: usize,
-    ) -> Result<Mlp, WeightError> {
-        let hidden = config.hidden_size;
+    /// Loads gate, up and down: [`Part::DENSE`] or [`Part::SHARED`].
+    pub fn load(loader: &mut Loader, layer: usize, parts: [Part; 3]) -> Result<Mlp, WeightError> {
+        let [gate, up, down] = parts.map(|part| TensorId::Layer(layer, part));
         Ok(Mlp {
-            gate: loader.matrix(&format!("{prefix}.gate_proj.weight"), intermediate, hidden)?,
-            up: loader.matrix(&format!("{prefix}.up_proj.weight"), intermediate, hidden)?,
-            down: loader.matrix(&format!("{prefix}.down_proj.weight"), hidden, intermediate)?,
+            gate: loader.matrix(gate)?,
+            up: loader.matrix(up)?,
+            down: loader.matrix(down)?,
         })
     }
 

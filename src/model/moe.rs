@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::config::Config;
+use crate::arch::Part;
 use crate::model::assignments::ExpertAssignments;
 use crate::model::error::ModelError;
 use crate::model::mlp::{COLUMNS, Mlp, MlpScratch};
@@ -101,25 +101,20 @@ impl MoeScratch {
 }
 
 impl Moe {
-    /// Loads `{prefix}.gate` and, unless there are none, `{prefix}.shared_experts`.
-    pub fn load(
-        loader: &mut Loader,
-        prefix: &str,
-        config: &Config,
-        layer: usize,
-    ) -> Result<Moe, WeightError> {
-        let width = config.shared_intermediate_size();
-        let shared = (width > 0)
-            .then(|| Mlp::load(loader, &format!("{prefix}.shared_experts"), config, width))
+    /// Loads the router and the shared expert, if the architecture has one.
+    pub fn load(loader: &mut Loader, layer: usize) -> Result<Moe, WeightError> {
+        let arch = loader.arch();
+        let shared = (arch.shared_width > 0)
+            .then(|| Mlp::load(loader, layer, Part::SHARED))
             .transpose()?;
         Ok(Moe {
             layer,
-            router: Router::load(loader, &format!("{prefix}.gate"), config)?,
+            router: Router::load(loader, layer)?,
             shared,
-            experts: config.n_routed_experts,
-            top_k: config.num_experts_per_tok,
-            hidden: config.hidden_size,
-            intermediate: config.moe_intermediate_size,
+            experts: arch.experts.count,
+            top_k: arch.router.top_k,
+            hidden: arch.hidden_size,
+            intermediate: arch.experts.width,
         })
     }
 

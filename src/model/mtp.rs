@@ -4,9 +4,8 @@
 //! model. At position t it is given the token at t + 1 and the hidden state of t, and its output predicts the token at t + 2.
 //! `draft` runs it.
 
-use crate::config::{Config, MlpKind, Prediction};
-use crate::model::indexer::Indexer;
-use crate::model::load::{Layer, LoadOptions, Sparsity, attention_prefix, load_layer, sparsity};
+use crate::arch::{Architecture, Part, Prediction, TensorId};
+use crate::model::load::{Layer, LoadOptions, Sparsity, has_indexer, load_layer, sparsity};
 use crate::shards::Shards;
 use crate::stream::Catalog;
 use crate::stream::catalog::CatalogError;
@@ -15,110 +14,78 @@ use crate::weight::{Loader, Weight, WeightError};
 /// Tokens that the layer may lag behind the sequence before it computes them at once.
 pub(super) const MAX_UNSEEN: usize = 256;
 
-/// Tensors that this layer has in addition to those of a decoder layer.
-const OWN: [&str; 4] = [
-    "eh_proj.weight",
-    "enorm.weight",
-    "hnorm.weight",
-    "shared_head.norm.weight",
-];
-
-/// Whether a tensor of the layer, named without its prefix, repeats the embedding or the head of the model, which are used
-/// instead.
-pub(super) fn is_copy(name: &str) -> bool {
-    ["embed_tokens.", "shared_head.head."]
-        .iter()
-        .any(|copy| name.starts_with(copy))
-}
-
 /// The resident weights of the layer.
 #[derive(Debug)]
 pub(super) struct Mtp {
-    /// `enorm`, of the embedding.
+    /// Norm of the embedding.
     pub token_norm: Vec<f32>,
-    /// `hnorm`, of the hidden state.
+    /// Norm of the hidden state.
     pub hidden_norm: Vec<f32>,
-    /// `eh_proj` [hidden, 2 * hidden]: of the embedding, then the hidden state.
+    /// [hidden, 2 * hidden]: takes the embedding, then the hidden state.
     pub projection: Weight,
     pub layer: Layer,
-    /// `shared_head.norm`, before the head.
+    /// Norm before the head.
     pub head_norm: Vec<f32>,
 }
 
 impl Mtp {
-    pub fn load(
-        loader: &mut Loader,
-        config: &Config,
-        sparsity: Sparsity,
-    ) -> Result<Mtp, WeightError> {
-        let (layer, hidden) = (config.num_hidden_layers, config.hidden_size);
-        let [projection, token_norm, hidden_norm, head_norm] = names(layer);
+    pub fn load(loader: &mut Loader, sparsity: Sparsity) -> Result<Mtp, WeightError> {
+        let layer = loader.arch().num_hidden_layers();
+        let id = |part| TensorId::Layer(layer, part);
         Ok(Mtp {
-            projection: loader.matrix(&projection, hidden, 2 * hidden)?,
-            token_norm: loader.vector(&token_norm, hidden)?,
-            hidden_norm: loader.vector(&hidden_norm, hidden)?,
-            layer: load_layer(loader, config, layer, sparsity)?,
-            head_norm: loader.vector(&head_norm, hidden)?,
+            projection: loader.matrix(id(Part::DraftInput))?,
+            token_norm: loader.vector(id(Part::DraftTokenNorm))?,
+            hidden_norm: loader.vector(id(Part::DraftHiddenNorm))?,
+            layer: load_layer(loader, layer, sparsity)?,
+            head_norm: loader.vector(id(Part::DraftHeadNorm))?,
         })
     }
 }
 
-fn names(layer: usize) -> [String; 4] {
-    OWN.map(|name| format!("model.layers.{layer}.{name}"))
-}
-
-/// Why a model's own drafts are not to be had.
+/// Why a model cannot draft.
 #[derive(Debug, thiserror::Error)]
 pub enum PredictionError {
-    /// It was made without.
+    /// It has no layer for drafts.
     #[error("the model has no layer for multi-token prediction: tensor {tensor} is missing")]
     Absent {
-        /// A tensor that the layer would have.
+        /// A tensor of that layer.
         tensor: String,
     },
-    /// Something of the layer is missing or does not fit the config.
+    /// A tensor of the layer is missing or does not fit the config.
     #[error("the model's layer for multi-token prediction is not complete: {source}")]
     Incomplete {
-        /// What.
+        /// Which.
         source: CatalogError,
     },
 }
 
-/// The `config` of the model with its layer for multi-token prediction. Reads vectors of that layer, but no matrix.
+/// The architecture with its layer for multi-token prediction. Reads vectors of that layer, but no matrix.
 ///
 /// # Errors
-/// [`PredictionError::Absent`] when no tensor is there that only such a layer has, and [`PredictionError::Incomplete`] with the first tensor of
-/// the layer that is missing or does not fit.
-pub fn prediction(shards: &Shards, config: &Config) -> Result<Config, PredictionError> {
-    let layer = config.num_hidden_layers;
-    let names = names(layer);
-    let [tensor, ..] = &names;
-    if names.iter().all(|name| shards.find(name).is_none()) {
-        let tensor = tensor.clone();
+/// [`PredictionError::Absent`] when the checkpoint has none of [`Part::DRAFT`], and [`PredictionError::Incomplete`] with the
+/// first tensor of the layer that is missing or does not fit.
+pub fn prediction(shards: &Shards, arch: &Architecture) -> Result<Architecture, PredictionError> {
+    let layer = arch.num_hidden_layers();
+    let exists = |id| shards.find(&arch.name(id)).is_some();
+    if !(Part::DRAFT.iter()).any(|part| exists(TensorId::Layer(layer, *part))) {
+        let tensor = arch.part_name(layer, Part::DraftInput);
         return Err(PredictionError::Absent { tensor });
     }
-    let indexer = Indexer::names(&format!("{}.indexer", attention_prefix(layer)));
-    let config = Config {
+    let arch = Architecture {
         prediction: Some(Prediction {
-            indexer: config.index_topk > 0
-                && indexer.iter().any(|name| shards.find(name).is_some()),
+            indexer: arch.indexer.is_some() && has_indexer(layer, exists),
         }),
-        ..config.clone()
+        ..arch.clone()
     };
-    complete(shards, &config).map_err(|source| PredictionError::Incomplete { source })?;
-    Ok(config)
+    complete(shards, &arch).map_err(|source| PredictionError::Incomplete { source })?;
+    Ok(arch)
 }
 
-/// Finds all of the layer that `config` has.
-fn complete(shards: &Shards, config: &Config) -> Result<(), CatalogError> {
-    let mut loader = Loader::new(shards)?;
-    let sparsity = sparsity(&loader, config, LoadOptions::default());
-    Mtp::load(&mut loader, config, sparsity)?;
-    // What is wrong with the experts of another layer is said when the model is opened.
-    let alone = Config {
-        mlp: vec![MlpKind::Dense; config.num_hidden_layers],
-        ..config.clone()
-    };
-    Catalog::new(shards, &alone)?;
+/// Finds every tensor of the layer. What is wrong with other layers is reported when the model is opened.
+fn complete(shards: &Shards, arch: &Architecture) -> Result<(), CatalogError> {
+    let mut loader = Loader::new(shards, arch)?;
+    let sparsity = sparsity(&loader, LoadOptions::default());
+    Mtp::load(&mut loader, sparsity)?;
+    Catalog::of_layers(shards, arch, [arch.num_hidden_layers()])?;
     Ok(())
 }

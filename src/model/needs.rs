@@ -1,54 +1,57 @@
 //! Estimates the memory of a model before any of it is loaded.
 
-use crate::config::Config;
+use crate::arch::{Architecture, Part, TensorId};
 use crate::model::attention::MAX_GROUP;
 use crate::model::kv::PageLayout;
-use crate::model::mtp::{self, MAX_UNSEEN};
+use crate::model::mtp::MAX_UNSEEN;
 use crate::quant::encode::Packing;
 use crate::shards::{Shards, Tensor};
-use crate::weight::{self, shapes::layer_of};
+use crate::weight;
 
-/// Bytes of the resident weights: every tensor of the index that is neither a routed expert nor of a layer that is not
-/// used. Float and FP8 matrices become `dense`, if that is given.
-pub fn resident_bytes(shards: &Shards, config: &Config, dense: Option<Packing>) -> u64 {
-    let unused = |name: &str| {
-        layer_of(name).is_some_and(|(layer, rest)| {
-            let copy = layer == config.num_hidden_layers && mtp::is_copy(rest);
-            layer >= config.layers() || copy
-        })
+/// Bytes of the resident weights: every tensor of the architecture that is neither a routed expert nor of an unused layer.
+/// Float and FP8 matrices become `dense`, if that is given.
+pub fn resident_bytes(shards: &Shards, arch: &Architecture, dense: Option<Packing>) -> u64 {
+    let resident = |tensor: &Tensor<'_>| {
+        let id = weight::id_of(arch, tensor.name);
+        id.is_some_and(|id| is_used(arch, id) && !id.is_expert())
     };
-    let resident = |t: &Tensor<'_>| !t.name.contains(".mlp.experts.") && !unused(t.name);
-    weight::resident_bytes(shards, shards.iter().filter(resident), dense)
+    weight::resident_bytes(shards, arch, shards.iter().filter(resident), dense)
+}
+
+/// Whether the model loads the tensor.
+fn is_used(arch: &Architecture, id: TensorId) -> bool {
+    let copy = matches!(id.part(), Some(Part::DraftEmbedding | Part::DraftHead));
+    !copy && id.layer().is_none_or(|layer| layer < arch.layers())
 }
 
 /// Bytes of the KV pages of `tokens` tokens, those of the prediction layer included where it is used, and indexer keys where sparse
 /// attention is `dsa`.
-pub fn kv_bytes(config: &Config, dsa: bool, tokens: usize) -> u64 {
-    let indexed = (0..config.layers())
-        .filter(|layer| dsa && config.is_indexed(*layer))
+pub fn kv_bytes(arch: &Architecture, dsa: bool, tokens: usize) -> u64 {
+    let indexed = (0..arch.layers())
+        .filter(|layer| dsa && arch.is_indexed(*layer))
         .count();
-    let keys =
-        (indexed as u64).saturating_mul(PageLayout::bytes_for(config.index_head_dim, tokens));
-    (config.layers() as u64)
-        .saturating_mul(PageLayout::bytes_for(config.kv_width(), tokens))
+    let width = arch.indexer.as_ref().map_or(0, |indexer| indexer.width);
+    let keys = (indexed as u64).saturating_mul(PageLayout::bytes_for(width, tokens));
+    (arch.layers() as u64)
+        .saturating_mul(PageLayout::bytes_for(arch.kv_width(), tokens))
         .saturating_add(keys)
 }
 
 /// Bytes that `sequences` sequences in a pass, each with up to `drafts` drafts, take beyond weights, experts, pages and the scratch of
 /// one sequence that drafts nothing: logits, and the hidden states that the prediction layer has not seen.
-pub fn sequence_bytes(config: &Config, sequences: usize, drafts: usize) -> u64 {
+pub fn sequence_bytes(arch: &Architecture, sequences: usize, drafts: usize) -> u64 {
     let sequences = sequences as u64;
-    let (rows, hidden) = match config.prediction {
+    let (rows, hidden) = match arch.prediction {
         // One more row for the draft that is being made.
         Some(_) => (
             sequences
                 .saturating_mul(drafts as u64 + 1)
                 .saturating_add(1),
-            sequences.saturating_mul((MAX_UNSEEN * config.hidden_size) as u64),
+            sequences.saturating_mul((MAX_UNSEEN * arch.hidden_size) as u64),
         ),
         None => (sequences.saturating_sub(1), 0),
     };
-    let logits = rows.saturating_mul(config.vocab_size as u64);
+    let logits = rows.saturating_mul(arch.vocab_size as u64);
     logits.saturating_add(hidden).saturating_mul(4)
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use crate::model::batch::Step;
 use crate::model::error::ModelError;
+use crate::model::indexer::Indexer;
 use crate::model::kv::{
     KvShape, KvWriter, LayerWidths, PAGE, PageLayout, PagePool, PageTable, PrefixTree, SwapFile,
     pages_for,
@@ -19,7 +20,7 @@ impl Weights {
     pub(super) fn page_pools(&self, tokens: usize) -> (PagePool, Option<PagePool>) {
         let widths = |layer: &Layer, ahead| LayerWidths {
             kv: self.config().kv_width(),
-            index_key: (layer.attention.indexer.as_ref()).map(|_| self.config().index_head_dim),
+            index_key: (layer.attention.indexer.as_ref()).map(Indexer::width),
             ahead,
         };
         let pool = |layers| PagePool::new(PageLayout::new(KvShape(layers)), pages_for(tokens));

@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 use std::sync::Mutex;
 
-use crate::config::Config;
+use crate::arch::Architecture;
 use crate::pool::Pool;
 use crate::quant::Matrix;
 use crate::quant::encode::{NotFinite, Packing};
@@ -32,9 +32,8 @@ impl Rounding {
     }
 
     /// Bytes that the buffers of `threads` threads will take.
-    pub fn bytes(config: &Config, threads: usize) -> u64 {
-        let weights =
-            (config.hidden_size as u64).saturating_mul(config.moe_intermediate_size as u64);
+    pub fn bytes(arch: &Architecture, threads: usize) -> u64 {
+        let weights = (arch.hidden_size as u64).saturating_mul(arch.experts.width as u64);
         // Two matrices of at most a byte a weight and a scale for 16; a block has 8 bytes a weight and one more for codes, twice
         // while its buffers grow.
         let block = Rows::BLOCK_WEIGHTS.min(weights).saturating_mul(18);

@@ -1,6 +1,6 @@
 //! Chooses the experts of a token and their weights.
 
-use crate::config::Config;
+use crate::arch::{Part, Scoring, TensorId};
 use crate::model::ops;
 use crate::model::scratch::resize_scratch;
 use crate::model::topk::top_k;
@@ -36,19 +36,16 @@ pub struct RouterScratch {
 }
 
 impl Router {
-    /// Loads `{prefix}.weight` and `{prefix}.e_score_correction_bias`.
-    pub fn load(loader: &mut Loader, prefix: &str, config: &Config) -> Result<Router, WeightError> {
-        let experts = config.n_routed_experts;
+    /// Loads the router of a sparse layer.
+    pub fn load(loader: &mut Loader, layer: usize) -> Result<Router, WeightError> {
+        let router = &loader.arch().router;
+        let Scoring::Sigmoid = router.scoring;
         Ok(Router {
-            weight: loader.finite_matrix(
-                &format!("{prefix}.weight"),
-                experts,
-                config.hidden_size,
-            )?,
-            bias: loader.vector(&format!("{prefix}.e_score_correction_bias"), experts)?,
-            top_k: config.num_experts_per_tok,
-            normalise: config.norm_topk_prob,
-            scale: config.routed_scaling_factor,
+            weight: loader.matrix(TensorId::Layer(layer, Part::Router))?,
+            bias: loader.vector(TensorId::Layer(layer, Part::RouterBias))?,
+            top_k: router.top_k,
+            normalise: router.normalise,
+            scale: router.scale,
         })
     }
 

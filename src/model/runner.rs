@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::config::Config;
+use crate::arch::Architecture;
 use crate::model::attention::AttentionScratch;
 use crate::model::batch::{Logits, Part, PassLogits, Step};
 use crate::model::draft::DraftScratch;
@@ -72,7 +72,7 @@ pub struct RunnerStats {
 ///
 /// # Errors
 /// [`ModelError::ContextTooLong`] beyond its `max_position_embeddings`.
-pub fn check_context(config: &Config, tokens: usize) -> Result<(), ModelError> {
+pub fn check_context(config: &Architecture, tokens: usize) -> Result<(), ModelError> {
     let max = config.max_position_embeddings;
     if tokens > max {
         return Err(ModelError::ContextTooLong { tokens, max });
@@ -344,7 +344,7 @@ impl Runner {
         match tokens {
             None => self.meter.stop(),
             Some(tokens) => {
-                let layer = 2 * self.weights.config().num_experts_per_tok;
+                let layer = 2 * self.weights.config().router.top_k;
                 self.meter.start(tokens * self.weights.layers.len() * layer);
             }
         }
@@ -445,7 +445,8 @@ impl Runner {
 
     /// Says once that a long context is attended densely by a model that was made for sparse attention.
     fn warn_if_dense(&mut self, tokens: usize) {
-        let top_k = self.weights.config().index_topk;
+        let indexer = self.weights.config().indexer.as_ref();
+        let top_k = indexer.map_or(usize::MAX, |indexer| indexer.top_k);
         if self.warned_dense || tokens <= top_k {
             return;
         }

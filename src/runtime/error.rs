@@ -1,6 +1,6 @@
 //! Names what can go wrong between a directory and a model that runs.
 
-use crate::config::ConfigError;
+use crate::arch::ConfigError;
 use crate::model::{ModelError, PredictionError};
 use crate::runtime::plan::PlanError;
 use crate::shards::ShardError;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytesize::ByteSize;
 use colibri_ring::Options;
 
-use crate::config::Config;
+use crate::arch::{Architecture, TensorId};
 use crate::model::draft::Mode;
 use crate::model::{
     ModelError, PAGE, PredictionError, Runner, RunnerOptions, Weights, check_context, prediction,
@@ -23,14 +23,14 @@ use crate::runtime::tokenizer::{LazyTokenizer, Tokenizer, TokenizerError};
 use crate::shards::{ShardError, Shards};
 use crate::stream::usage::{History, Identity};
 use crate::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions, demand_trace};
-use crate::weight::shapes::layer_of;
+use crate::weight;
 
 /// A model directory: hyperparameters and index. The first runner loads the resident weights; later ones share them.
 #[derive(Debug)]
 pub struct Model {
     options: ModelOptions,
     /// With the prediction layer, where it is going to be used.
-    config: Config,
+    config: Architecture,
     shards: Shards,
     tokenizer: Arc<LazyTokenizer>,
     weights: Mutex<Option<Arc<Weights>>>,
@@ -60,7 +60,7 @@ impl Model {
             let weights = weights.len();
             return Err(OpenError::MirrorWeights { weights, drives });
         }
-        let mut config = Config::load(&dirs[0])?;
+        let mut config = Architecture::load(&dirs[0])?;
         let shards = Shards::open_with(&dirs, &options.mirrors, options.engine)?;
         for fault in shards.faults() {
             tracing::warn!("{fault}");
@@ -83,7 +83,7 @@ impl Model {
     }
 
     /// The hyperparameters.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &Architecture {
         &self.config
     }
 
@@ -143,7 +143,7 @@ impl Model {
     /// layer from `config` where it is optional and does not fit.
     fn measure(
         &self,
-        config: &mut Config,
+        config: &mut Architecture,
         options: &RunOptions,
         loaded: bool,
     ) -> Result<(MemoryInputs, ExpertFiles), OpenError> {
@@ -212,7 +212,7 @@ impl Model {
         self.assemble(weights, &plan, files, options)
     }
 
-    fn load_weights(&self, config: &Config) -> Result<Weights, ModelError> {
+    fn load_weights(&self, config: &Architecture) -> Result<Weights, ModelError> {
         let progress = |done, all| self.report(LoadStage::Weights { done, all });
         let options = self.options.load_options();
         Weights::load_with(&self.shards, config.clone(), options, &progress)
@@ -225,15 +225,16 @@ impl Model {
     }
 
     /// Whether an error is about a tensor of the prediction layer, and that is optional.
-    fn can_leave_out_prediction(&self, config: &Config, error: &ModelError) -> bool {
+    fn can_leave_out_prediction(&self, config: &Architecture, error: &ModelError) -> bool {
         let tensor = match error {
             ModelError::Weight(error) => error.tensor(),
             _ => None,
         };
-        let layer = tensor.and_then(layer_of).map(|(layer, _)| layer);
+        let id = tensor.and_then(|name| weight::id_of(config, name));
+        let layer = id.and_then(TensorId::layer);
         self.options.drafts == Mode::Auto
             && config.prediction.is_some()
-            && layer == Some(config.num_hidden_layers)
+            && layer == Some(config.num_hidden_layers())
     }
 
     /// Makes what a runner has besides the weights.
@@ -261,7 +262,7 @@ impl Model {
         };
         let identity = Identity::of(&self.shards, config);
         let history = (options.usage).then(|| History::open(&self.shards.dirs()[0], identity));
-        let mut store = ExpertStore::new(files, config.num_experts_per_tok, store_options)?;
+        let mut store = ExpertStore::new(files, config.router.top_k, store_options)?;
         if let Some(usage) = history.as_ref().and_then(History::usage) {
             store.pin(usage, options.pin_share)?;
         }

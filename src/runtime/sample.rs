@@ -8,10 +8,12 @@ use std::collections::{HashMap, VecDeque};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-pub use crate::model::ops::argmax;
-
+mod generation;
 #[cfg(test)]
 mod tests;
+
+pub use crate::model::ops::argmax;
+pub use generation::Generation;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -14,7 +14,7 @@ use minijinja::{Environment, Error, ErrorKind, context};
 use serde::{Deserialize, Serialize};
 use watch::{Limits, NoResult};
 
-use crate::config::ConfigError;
+use crate::arch::ConfigError;
 use crate::runtime::tokenizer::{Settings, TemplateSource};
 
 mod json;

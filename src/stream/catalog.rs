@@ -1,18 +1,20 @@
-//! Where every routed expert lies on disk.
+//! Locates every routed expert on disk.
 //!
 //! A checkpoint stores experts in one of two layouts, chosen per layer:
 //!
-//! - *per expert*: `mlp.experts.E.{gate,up,down}_proj.weight`, one tensor an expert and matrix;
-//! - *fused*: `mlp.experts.gate_up_proj` [E, 2 * moe_intermediate, hidden], gate rows first, and
-//!   `mlp.experts.down_proj` [E, hidden, moe_intermediate]; an expert is a slice of each.
+//! - *per expert*: one tensor an expert and matrix;
+//! - *fused*: gates and ups of all experts in one tensor [experts, 2 * width, hidden], gate rows first, and downs in another
+//!   [experts, hidden, width]; an expert is a slice of each.
 //!
 //! Both become byte ranges of files, so that nothing after the catalog knows which one it was. A matrix of codes has a
 //! second range, that of its scales.
 
-use crate::config::Config;
+use crate::arch::{Architecture, Names, TensorId};
 use crate::quant::Format;
 use crate::shards::Shards;
 use crate::weight::{Matrices, Stored, WeightError, scales_name};
+
+pub use crate::arch::Projection;
 
 /// Why the experts of a model cannot be catalogued.
 #[derive(Debug, thiserror::Error)]
@@ -32,30 +34,6 @@ pub enum CatalogError {
         /// A tensor of the other one.
         single: String,
     },
-}
-
-/// A matrix of an expert.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Projection {
-    /// [moe_intermediate, hidden].
-    Gate,
-    /// [moe_intermediate, hidden].
-    Up,
-    /// [hidden, moe_intermediate].
-    Down,
-}
-
-impl Projection {
-    /// All, in the order in which an expert is computed.
-    pub const ALL: [Projection; 3] = [Projection::Gate, Projection::Up, Projection::Down];
-
-    fn name(self) -> &'static str {
-        match self {
-            Projection::Gate => "gate",
-            Projection::Up => "up",
-            Projection::Down => "down",
-        }
-    }
 }
 
 /// A byte range of a file.
@@ -141,24 +119,38 @@ pub struct Catalog {
     hidden: usize,
     intermediate: usize,
     experts: usize,
+    names: Names,
     /// By layer; `None` where the MLP is dense.
     layers: Vec<Option<Layer>>,
 }
 
 impl Catalog {
-    /// Finds all experts of `config`'s sparse layers. Reads nothing: offsets come from the index.
+    /// Finds all experts of the used sparse layers. Reads nothing: offsets come from the index.
     ///
     /// # Errors
-    /// The first tensor that is missing or does not fit the config, or a layer with both layouts.
-    pub fn new(shards: &Shards, config: &Config) -> Result<Catalog, CatalogError> {
+    /// The first tensor that is missing or does not fit the architecture, or a layer with both layouts.
+    pub fn new(shards: &Shards, arch: &Architecture) -> Result<Catalog, CatalogError> {
+        Catalog::of_layers(shards, arch, arch.sparse_layers())
+    }
+
+    /// As [`Catalog::new`], of the given layers, ascending.
+    ///
+    /// # Errors
+    /// As [`Catalog::new`].
+    pub fn of_layers(
+        shards: &Shards,
+        arch: &Architecture,
+        layers: impl IntoIterator<Item = usize>,
+    ) -> Result<Catalog, CatalogError> {
         let mut catalog = Catalog {
-            hidden: config.hidden_size,
-            intermediate: config.moe_intermediate_size,
-            experts: config.n_routed_experts,
+            hidden: arch.hidden_size,
+            intermediate: arch.experts.width,
+            experts: arch.experts.count,
+            names: arch.names,
             layers: Vec::new(),
         };
         let matrices = Matrices::new(shards)?;
-        for layer in config.sparse_layers() {
+        for layer in layers {
             catalog.layers.resize_with(layer, || None);
             let found = catalog.find_layer(shards, &matrices, layer)?;
             catalog.layers.push(Some(found));
@@ -177,7 +169,7 @@ impl Catalog {
         self.layers.iter().enumerate().filter_map(sparse)
     }
 
-    /// The matrices of an expert in the order of [`Projection::ALL`]; `None` where there is no such expert.
+    /// The matrices of an expert in the order of [`Projection::ALL`]; `None` for an expert that does not exist.
     pub fn expert(&self, layer: usize, expert: u32) -> Option<[Location; 3]> {
         let entries = self
             .layers
@@ -207,10 +199,13 @@ impl Catalog {
 
     /// The tensor that holds a matrix of an expert, for messages.
     pub fn tensor_name(&self, layer: usize, expert: u32, projection: Projection) -> String {
-        match self.layers.get(layer) {
-            Some(Some(Layer { fused: true, .. })) => fused_name(layer, projection),
-            _ => single_name(layer, expert as usize, projection),
-        }
+        self.names.name(match self.layers.get(layer) {
+            Some(Some(Layer { fused: true, .. })) => match projection {
+                Projection::Gate | Projection::Up => TensorId::FusedGateUp(layer),
+                Projection::Down => TensorId::FusedDown(layer),
+            },
+            _ => TensorId::Expert(layer, expert, projection),
+        })
     }
 
     /// The tensor that holds the scales of a matrix of an expert, for messages; the matrix itself where it has none.
@@ -236,11 +231,13 @@ impl Catalog {
         layer: usize,
     ) -> Result<Layer, CatalogError> {
         // Any tensor of a layout tells that it is meant, so that a missing one is called by the right name.
-        let names = [Projection::Gate, Projection::Down].map(|p| fused_name(layer, p));
+        let names = [TensorId::FusedGateUp(layer), TensorId::FusedDown(layer)];
+        let names = names.map(|id| self.names.name(id));
         let Some(fused) = names.into_iter().find(|name| shards.find(name).is_some()) else {
             return self.find_single(matrices, layer);
         };
-        let single = single_name(layer, 0, Projection::Gate);
+        let single = TensorId::Expert(layer, 0, Projection::Gate);
+        let single = self.names.name(single);
         if shards.find(&single).is_some() {
             return Err(CatalogError::Twice {
                 layer,
@@ -253,10 +250,10 @@ impl Catalog {
 
     fn find_single(&self, matrices: &Matrices<'_>, layer: usize) -> Result<Layer, CatalogError> {
         let mut entries = Vec::new();
-        for expert in 0..self.experts {
+        for expert in 0..self.experts as u32 {
             let find = |projection| {
                 let (rows, cols) = self.shape(projection);
-                let name = single_name(layer, expert, projection);
+                let name = self.names.name(TensorId::Expert(layer, expert, projection));
                 let stored = matrices.find(&name, &[rows, cols])?;
                 Ok::<_, CatalogError>(Entry::of(&stored, 0, cols))
             };
@@ -271,9 +268,9 @@ impl Catalog {
 
     fn find_fused(&self, matrices: &Matrices<'_>, layer: usize) -> Result<Layer, CatalogError> {
         let (experts, inter, hidden) = (self.experts, self.intermediate, self.hidden);
-        let name = fused_name(layer, Projection::Gate);
+        let name = self.names.name(TensorId::FusedGateUp(layer));
         let gate_up = matrices.find(&name, &[experts, 2 * inter, hidden])?;
-        let name = fused_name(layer, Projection::Down);
+        let name = self.names.name(TensorId::FusedDown(layer));
         let down = matrices.find(&name, &[experts, hidden, inter])?;
         let locate = |expert: u64| {
             let gate = 2 * expert * inter as u64;
@@ -294,18 +291,4 @@ impl Catalog {
 fn matrix_bytes(format: Format, rows: usize, cols: usize) -> u64 {
     let bytes = format.row_bytes(cols).and_then(|row| row.checked_mul(rows));
     bytes.unwrap_or(usize::MAX) as u64
-}
-
-/// The name of a matrix of an expert that has tensors of its own.
-pub fn single_name(layer: usize, expert: usize, projection: Projection) -> String {
-    let name = projection.name();
-    format!("model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight")
-}
-
-fn fused_name(layer: usize, projection: Projection) -> String {
-    let name = match projection {
-        Projection::Gate | Projection::Up => "gate_up",
-        Projection::Down => "down",
-    };
-    format!("model.layers.{layer}.mlp.experts.{name}_proj")
 }

@@ -1,4 +1,4 @@
-//! How often each expert was chosen, in this run and, kept in a file beside the model, in the runs before.
+//! Counts how often each expert was selected, in this run and in earlier ones, which a file in the model directory keeps.
 //!
 //! Counts age by the tokens that follow: a use counts half after [`HALF_LIFE`] of them. So a history of any length stays small,
 //! and a new subject displaces the old one in time. What was counted decides which experts are kept in memory and nothing
@@ -6,9 +6,8 @@
 
 use std::path::Path;
 
-use crate::config::Config;
+use crate::arch::{Architecture, Part};
 use crate::shards::Shards;
-use crate::weight::shapes::projection_name;
 
 mod file;
 mod history;
@@ -35,18 +34,19 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of the model that `config` describes, in these shards.
-    pub fn of(shards: &Shards, config: &Config) -> Identity {
-        let mut layers: Vec<usize> = config.sparse_layers().collect();
-        let prediction = config.num_hidden_layers;
-        let has_prediction = || shards.find(&projection_name(prediction)).is_some();
-        if config.prediction.is_none() && has_prediction() {
+    /// The identity of the model that `arch` describes, in these shards.
+    pub fn of(shards: &Shards, arch: &Architecture) -> Identity {
+        let mut layers: Vec<usize> = arch.sparse_layers().collect();
+        let prediction = arch.num_hidden_layers();
+        let tensor = arch.part_name(prediction, Part::DraftInput);
+        let has_prediction = || shards.find(&tensor).is_some();
+        if arch.prediction.is_none() && has_prediction() {
             layers.push(prediction);
         }
         Identity {
             layers,
-            experts: config.n_routed_experts,
-            top_k: config.num_experts_per_tok,
+            experts: arch.experts.count,
+            top_k: arch.router.top_k,
             tensors: shards.len() as u64,
             bytes: (shards.iter()).fold(0, |sum, tensor| sum.saturating_add(tensor.bytes)),
         }
@@ -176,7 +176,7 @@ mod tests {
             (usage.count(3, 3), usage.count(1, 2), usage.count(2, 2)),
             (0.0, 0.0, 0.0)
         );
-        assert_eq!(usage.count(3, 4), 0.0, "no such expert");
+        assert_eq!(usage.count(3, 4), 0.0, "an unknown expert");
         let long = vec![3; 2 * HALF_LIFE as usize];
         usage.record(3, &long);
         assert!((usage.count(3, 2) - 1.0).abs() < 1e-6);

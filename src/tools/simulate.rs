@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use colibri_ring::sim::Clock;
 
-use crate::config::Config;
+use crate::arch::{Architecture, Part, TensorId};
 use crate::pool::Pool;
 use crate::quant::Matrix;
 use crate::shards::Shards;
 use crate::stream::routing::RoutingEvent;
 use crate::stream::{Catalog, ExpertStore, Ready, StreamError, Urgency};
-use crate::weight::shapes::layer_of;
+use crate::weight;
 
 mod routing;
 pub use routing::{RoutingParams, synthetic_routing};
@@ -37,9 +37,9 @@ const ROUTER_RUNS: f64 = 3.0;
 
 impl Compute {
     /// What was measured over `tokens` tokens: `seconds` by phase.
-    pub fn measured(config: &Config, seconds: &BTreeMap<String, f64>, tokens: u64) -> Compute {
-        let layers = config.num_hidden_layers;
-        let sparse: Vec<usize> = config.sparse_layers().collect();
+    pub fn measured(arch: &Architecture, seconds: &BTreeMap<String, f64>, tokens: u64) -> Compute {
+        let layers = arch.num_hidden_layers();
+        let sparse: Vec<usize> = arch.sparse_layers().collect();
         let each = |phases: &[&str], runs: f64| {
             let total: f64 = phases.iter().filter_map(|p| seconds.get(*p)).sum();
             Duration::from_secs_f64(total / (tokens as f64 * runs).max(1.0))
@@ -55,22 +55,26 @@ impl Compute {
             layers: (0..layers).map(layer).collect(),
             router: each(&["router"], runs * ROUTER_RUNS),
             shared: each(&["shared"], runs),
-            expert: each(&["experts"], runs * config.num_experts_per_tok as f64),
+            expert: each(&["experts"], runs * arch.router.top_k as f64),
             head: each(&["embed", "head"], 1.0),
         }
     }
 
     /// As if all weights that a token uses went through the kernels at so many bytes a second.
-    pub fn at_rate(config: &Config, shards: &Shards, catalog: &Catalog, rate: f64) -> Compute {
+    pub fn at_rate(arch: &Architecture, shards: &Shards, catalog: &Catalog, rate: f64) -> Compute {
         let time = |bytes: u64| Duration::from_secs_f64(bytes as f64 / rate);
-        let per_layer = |part: fn(&str) -> bool| -> Vec<u64> {
-            let mut bytes = vec![0; config.num_hidden_layers];
-            for tensor in shards.iter() {
-                if let Some((layer, rest)) = layer_of(tensor.name)
-                    && part(rest)
+        let tensors = || {
+            let tensors = shards.iter();
+            tensors.filter_map(|t| Some((weight::id_of(arch, t.name)?, t.bytes)))
+        };
+        let per_layer = |counted: fn(Part) -> bool| -> Vec<u64> {
+            let mut bytes = vec![0; arch.num_hidden_layers()];
+            for (id, size) in tensors() {
+                if let TensorId::Layer(layer, part) = id
+                    && counted(part)
                     && let Some(bytes) = bytes.get_mut(layer)
                 {
-                    *bytes += tensor.bytes;
+                    *bytes += size;
                 }
             }
             bytes
@@ -79,23 +83,18 @@ impl Compute {
             let used = bytes.iter().filter(|b| **b > 0).count().max(1);
             bytes.iter().sum::<u64>() / used as u64
         };
-        let rest = |name: &str| !name.starts_with("mlp.experts.") && !is_router_or_shared(name);
         let experts: u64 = catalog
             .layers()
             .map(|layer| expert_bytes(catalog, layer))
             .sum();
-        let head = shards
-            .iter()
-            .filter(|t| t.name.starts_with("lm_head."))
-            .map(|t| t.bytes);
+        let rest = |part| !is_router(part) && !is_shared(part);
+        let head = tensors().filter(|(id, _)| *id == TensorId::Head);
         Compute {
             layers: per_layer(rest).into_iter().map(time).collect(),
-            router: time(mean(&per_layer(|name| name.starts_with("mlp.gate.")))),
-            shared: time(mean(&per_layer(|name| {
-                name.starts_with("mlp.shared_experts.")
-            }))),
+            router: time(mean(&per_layer(is_router))),
+            shared: time(mean(&per_layer(is_shared))),
             expert: time(experts / catalog.layers().count().max(1) as u64),
-            head: time(head.sum()),
+            head: time(head.map(|(_, bytes)| bytes).sum()),
         }
     }
 
@@ -106,8 +105,12 @@ impl Compute {
     }
 }
 
-fn is_router_or_shared(name: &str) -> bool {
-    name.starts_with("mlp.gate.") || name.starts_with("mlp.shared_experts.")
+fn is_router(part: Part) -> bool {
+    matches!(part, Part::Router | Part::RouterBias)
+}
+
+fn is_shared(part: Part) -> bool {
+    Part::SHARED.contains(&part)
 }
 
 /// Bytes of the first expert of a layer: the others are as large.

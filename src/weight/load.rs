@@ -1,5 +1,5 @@
-//! Resident weights on their way into memory: first every tensor is found and checked, then all matrices are read at once,
-//! by large direct reads into one piece of memory on huge pages.
+//! Loads resident weights: finds and checks every tensor, then reads all matrices at once, by large direct reads into one
+//! piece of memory on huge pages.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,8 @@ use colibri_ring::bulk::{HUGE_PAGE, Region, SLAB_ALIGN};
 use colibri_ring::extent::{self};
 
 use super::quantised::{self, Plan, packed_bytes};
-use super::{Matrices, Store, Weight, WeightError, activations_of, floats};
+use super::{Matrices, Role, Store, Weight, WeightError, activations_of, floats, role};
+use crate::arch::{Architecture, Shape, TensorId};
 use crate::pool::Pool;
 use crate::quant::encode::Packing;
 use crate::quant::infer::not_finite;
@@ -54,6 +55,7 @@ struct Wanted {
 #[derive(Debug)]
 pub struct Loader<'a> {
     shards: &'a Shards,
+    arch: &'a Architecture,
     matrices: Matrices<'a>,
     wanted: Vec<Wanted>,
     resident: Arc<OnceLock<Resident>>,
@@ -67,13 +69,14 @@ pub struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    /// A loader that has loaded nothing yet.
+    /// A loader of weights of `arch` that has loaded nothing yet.
     ///
     /// # Errors
     /// A malformed stamp of formats.
-    pub fn new(shards: &'a Shards) -> Result<Loader<'a>, WeightError> {
+    pub fn new(shards: &'a Shards, arch: &'a Architecture) -> Result<Loader<'a>, WeightError> {
         Ok(Loader {
             shards,
+            arch,
             matrices: Matrices::new(shards)?,
             wanted: Vec::new(),
             resident: Arc::default(),
@@ -109,43 +112,32 @@ impl<'a> Loader<'a> {
         wanted.filter_map(|wanted| Some((wanted.name.as_str(), wanted.format?)))
     }
 
-    /// Whether there is a tensor of that name.
-    pub fn has(&self, name: &str) -> bool {
-        self.shards.find(name).is_some()
+    /// The architecture whose weights are loaded.
+    pub fn arch(&self) -> &'a Architecture {
+        self.arch
     }
 
-    /// A matrix in its stored width, or quantised. It can be used after [`Loader::finish`].
+    /// Whether the checkpoint has the tensor.
+    pub fn has(&self, id: TensorId) -> bool {
+        self.shards.find(&self.arch.name(id)).is_some()
+    }
+
+    /// A matrix in its stored width, or quantised. It can be used after [`Loader::finish`], which refuses a router whose floats
+    /// are infinite or NaN.
     ///
     /// # Errors
     /// Those of [`Matrices::find`].
-    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, WeightError> {
-        self.checked_matrix(name, rows, cols, |_| Check::Nothing)
-    }
-
-    /// A matrix whose values decide what is chosen: [`Loader::finish`] refuses floats that are infinite or NaN.
     ///
-    /// # Errors
-    /// Those of [`Matrices::find`].
-    pub fn finite_matrix(
-        &mut self,
-        name: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Weight, WeightError> {
-        self.checked_matrix(name, rows, cols, Check::Values)
-    }
-
-    fn checked_matrix(
-        &mut self,
-        name: &str,
-        rows: usize,
-        cols: usize,
-        check: impl Fn(Format) -> Check,
-    ) -> Result<Weight, WeightError> {
-        let stored = self.matrices.find(name, &[rows, cols])?;
-        let activations = activations_of(name, self.activations);
+    /// # Panics
+    /// When the architecture does not have the matrix.
+    pub fn matrix(&mut self, id: TensorId) -> Result<Weight, WeightError> {
+        let Some(Shape::Matrix(rows, cols)) = self.arch.shape(id) else {
+            panic!("{id:?} is no matrix of the architecture");
+        };
+        let stored = self.matrices.find(&self.arch.name(id), &[rows, cols])?;
+        let activations = activations_of(id, self.activations);
         if let Some((dense, _)) = self.dense
-            && let Some(plan) = Plan::new(stored, rows, cols, dense)
+            && let Some(plan) = Plan::new(id, stored, rows, cols, dense)
         {
             self.bytes += plan.bytes();
             let weight = Weight {
@@ -158,9 +150,13 @@ impl<'a> Loader<'a> {
             self.quantised.push(plan);
             return Ok(weight);
         }
+        let check = match role(id) {
+            Role::Router => Check::Values(stored.format),
+            _ => Check::Nothing,
+        };
         let store = Store::Resident {
             resident: self.resident.clone(),
-            bytes: self.want(&stored.tensor, Some(stored.format), check(stored.format)),
+            bytes: self.want(&stored.tensor, Some(stored.format), check),
             scales: stored
                 .scales
                 .map(|scales| self.want(&scales, None, Check::Scales)),
@@ -189,13 +185,20 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// When it is missing, has another shape, is not of floats, has one that is infinite or NaN, or cannot be read.
-    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, WeightError> {
-        floats(&self.shards.get(name)?, &[len])?;
-        let values = self.shards.read_f32(name, Cache::Drop)?;
+    ///
+    /// # Panics
+    /// When the architecture does not have the vector.
+    pub fn vector(&mut self, id: TensorId) -> Result<Vec<f32>, WeightError> {
+        let Some(Shape::Vector(len)) = self.arch.shape(id) else {
+            panic!("{id:?} is no vector of the architecture");
+        };
+        let name = self.arch.name(id);
+        floats(&self.shards.get(&name)?, &[len])?;
+        let values = self.shards.read_f32(&name, Cache::Drop)?;
         self.bytes += 4 * values.len() as u64;
         if let Some(index) = values.iter().position(|value| !value.is_finite()) {
             return Err(WeightError::Value {
-                name: name.into(),
+                name,
                 index,
                 value: values[index],
             });
@@ -203,8 +206,8 @@ impl<'a> Loader<'a> {
         Ok(values)
     }
 
-    /// Reads every matrix that was asked for, around the page cache if `direct`. `progress` hears of (bytes so far, bytes in
-    /// all).
+    /// Reads every matrix that was asked for, around the page cache if `direct`. `progress` is called with (bytes so far, bytes
+    /// in all).
     ///
     /// # Errors
     /// No memory, a failing read, scales, checked values or weights to be quantised that are infinite or NaN.
@@ -253,7 +256,7 @@ impl<'a> Loader<'a> {
         if let Some((_, threads)) = self.dense {
             quantised::read(self.shards, &Pool::new(threads), &self.quantised, &heard)?;
         }
-        // Nobody else sets it: a loader finishes once.
+        // Set once: a loader finishes once.
         let _ = self.resident.set(resident);
         Ok(())
     }
@@ -332,12 +335,13 @@ fn range(tensor: &Tensor<'_>) -> extent::Range {
 /// aligned pieces that they are read by, or as what float and FP8 matrices become when `dense` is given.
 pub fn resident_bytes<'t>(
     shards: &Shards,
+    arch: &Architecture,
     tensors: impl Iterator<Item = Tensor<'t>>,
     dense: Option<Packing>,
 ) -> u64 {
     let (mut vectors, mut ranges) = (0u64, Vec::new());
     for tensor in tensors {
-        if let Some(bytes) = dense.and_then(|dense| packed_bytes(shards, &tensor, dense)) {
+        if let Some(bytes) = dense.and_then(|dense| packed_bytes(shards, arch, &tensor, dense)) {
             vectors = vectors.saturating_add(bytes);
             continue;
         }

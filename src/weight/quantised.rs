@@ -1,21 +1,22 @@
-//! Resident matrices that are quantised while they are read, so that their floats are never in memory as a whole.
+//! Quantises resident matrices while they are read, so that their floats are never in memory as a whole.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::rows::{Block, Piece, Rows, RowsError};
 use super::{Role, Stored, WeightError, role};
+use crate::arch::{Architecture, TensorId};
 use crate::pool::Pool;
 use crate::quant::Format;
 use crate::quant::encode::Packing;
 use crate::shards::{Cache, Dtype, Shards, Tensor};
 
-/// What the resident matrix `name` becomes when dense weights become `dense`; `None` where it stays as it is stored.
+/// What a resident matrix becomes when dense weights become `dense`; `None` where it stays as it is stored.
 ///
 /// The embedding and the head are int8 whatever the others are, as in containers: a token is one row of the one, and
 /// the other is read in full for no more than the logits.
-pub fn packing_of(name: &str, dense: Packing) -> Option<Packing> {
-    match role(name) {
+pub fn packing_of(id: TensorId, dense: Packing) -> Option<Packing> {
+    match role(id) {
         Role::Router => None,
         Role::Embedding => Some(Packing::Int8),
         Role::Dense => Some(dense),
@@ -24,12 +25,17 @@ pub fn packing_of(name: &str, dense: Packing) -> Option<Packing> {
 
 /// Bytes that the resident tensor takes when dense weights become `dense`; `None` where it stays as it is stored. Scales of FP8
 /// matrices take none then.
-pub(super) fn packed_bytes(shards: &Shards, tensor: &Tensor<'_>, dense: Packing) -> Option<u64> {
+pub(super) fn packed_bytes(
+    shards: &Shards,
+    arch: &Architecture,
+    tensor: &Tensor<'_>,
+    dense: Packing,
+) -> Option<u64> {
     if let Some(owner) = tensor.name.strip_suffix("_scale_inv")
         && let Some(owner) = shards.find(owner)
         && owner.dtype == Dtype::F8E4M3
     {
-        return packed_bytes(shards, &owner, dense).map(|_| 0);
+        return packed_bytes(shards, arch, &owner, dense).map(|_| 0);
     }
     let float = matches!(
         tensor.dtype,
@@ -38,7 +44,7 @@ pub(super) fn packed_bytes(shards: &Shards, tensor: &Tensor<'_>, dense: Packing)
     let &[rows, cols] = tensor.shape else {
         return None;
     };
-    let packing = packing_of(tensor.name, dense).filter(|_| float)?;
+    let packing = packing_of(arch.names.parse(tensor.name)?, dense).filter(|_| float)?;
     let (rows, cols) = (usize::try_from(rows).ok()?, usize::try_from(cols).ok()?);
     let (row, scale_row) = row_bytes(packing.format(cols), cols);
     let bytes = row.checked_add(scale_row)?.checked_mul(rows)?;
@@ -72,10 +78,16 @@ pub(super) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// `None` for what stays as it is: routers, and what is packed already.
-    pub fn new(stored: Stored<'a>, rows: usize, cols: usize, dense: Packing) -> Option<Plan<'a>> {
+    pub fn new(
+        id: TensorId,
+        stored: Stored<'a>,
+        rows: usize,
+        cols: usize,
+        dense: Packing,
+    ) -> Option<Plan<'a>> {
         let floating = stored.format.is_floating();
         Some(Plan {
-            packing: packing_of(stored.tensor.name, dense).filter(|_| floating)?,
+            packing: packing_of(id, dense).filter(|_| floating)?,
             rows: Rows {
                 format: stored.format,
                 rows,
@@ -121,7 +133,7 @@ pub(super) fn read(
 ) -> Result<(), WeightError> {
     let blocks: Mutex<Vec<Block>> = Mutex::new(Vec::new());
     for plan in plans {
-        // Nobody else sets it: a loader finishes once.
+        // Set once: a loader finishes once.
         let _ = plan.result.set(read_one(shards, pool, plan, &blocks)?);
         heard(plan.bytes_to_read());
     }

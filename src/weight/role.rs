@@ -1,41 +1,36 @@
-//! What a weight is for, by its name: that decides how it may be quantised.
+//! Decides by a tensor's role how it may be quantised.
 
+use crate::arch::{Part, TensorId};
 use crate::quant::Activations;
 
-/// What a matrix is for.
+/// What a resident tensor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The embedding or the head: one row a token of the vocabulary.
     Embedding,
-    /// The router of a sparse layer, which chooses: never rounded.
+    /// The router of a sparse layer, which selects: never rounded.
     Router,
-    /// Any other resident matrix.
+    /// Any other resident tensor.
     Dense,
 }
 
-/// The role of the resident matrix `name`.
-pub fn role(name: &str) -> Role {
-    if name == EMBEDDING || name == HEAD {
-        Role::Embedding
-    } else if name.ends_with(".mlp.gate.weight") {
-        Role::Router
-    } else {
-        Role::Dense
+/// The role of a resident tensor.
+pub fn role(id: TensorId) -> Role {
+    match id {
+        TensorId::Embedding | TensorId::Head => Role::Embedding,
+        TensorId::Layer(_, Part::Router) => Role::Router,
+        _ => Role::Dense,
     }
 }
 
-/// Name of the embedding.
-pub const EMBEDDING: &str = "model.embed_tokens.weight";
-/// Name of the head, where it is not the embedding.
-pub const HEAD: &str = "lm_head.weight";
-
-/// How the products of the resident matrix `name` take activations when the others take them as `wanted`.
+/// How the products of a resident matrix take activations when the others take them as `wanted`.
 ///
-/// What chooses stays exact: the router, the indexer, and the head, which is bound by memory anyway. So does `kv_b`, of which one half is only
-/// ever summed over rows, where there is nothing to round for.
-pub fn activations_of(name: &str, wanted: Activations) -> Activations {
-    let chooses = role(name) != Role::Dense || name.contains(".indexer.");
-    if chooses || name.ends_with(".kv_b_proj.weight") {
+/// What selects stays exact: the router, the indexer, and the head, which is bound by memory anyway. So does
+/// [`Part::KvUp`], of which one half is only ever summed over rows, where there is nothing to round for.
+pub fn activations_of(id: TensorId, wanted: Activations) -> Activations {
+    let part = id.part();
+    let indexer = part.is_some_and(|part| Part::INDEXER.contains(&part));
+    if role(id) != Role::Dense || indexer || part == Some(Part::KvUp) {
         return Activations::Exact;
     }
     wanted

@@ -1,8 +1,9 @@
-//! How a weight matrix is stored: as floats, or as codes with a second tensor of scales.
+//! Finds how a weight matrix is stored: as floats, or as codes with a second tensor of scales.
 
 use std::collections::HashMap;
 
 use super::WeightError;
+use crate::arch::{Architecture, TensorId};
 use crate::quant::Format;
 use crate::quant::infer::{Refusal, Sizes, infer};
 use crate::shards::{Dtype, Shards, Tensor};
@@ -36,6 +37,19 @@ pub fn scales_name(format: Format, name: &str) -> Option<String> {
         Format::Fp8Block => Some(format!("{name}_scale_inv")),
         _ => Some(format!("{name}.qs")),
     }
+}
+
+/// The name of the tensor that `name` would hold the scales of.
+pub fn owner_of_scales(name: &str) -> Option<&str> {
+    [".qs", "_scale_inv"]
+        .iter()
+        .find_map(|suffix| name.strip_suffix(suffix))
+}
+
+/// The tensor of this name, or the one that it would hold the scales of.
+pub fn id_of(arch: &Architecture, name: &str) -> Option<TensorId> {
+    let parse = |name| arch.names.parse(name);
+    parse(name).or_else(|| parse(owner_of_scales(name)?))
 }
 
 impl<'a> Matrices<'a> {

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::*;
+use crate::arch::tests::example;
+use crate::arch::{Attention, Part, TensorId};
 use crate::shards::Shards;
 
 const NAME: &str = "model.layers.0.mlp.up_proj.weight";
@@ -58,8 +60,10 @@ impl Shard {
         safetensors::serialize_to_file(views, Some(self.metadata), &path).unwrap();
         let shards = Shards::open(&[dir.path().to_path_buf()]).unwrap();
         let load = || {
-            let mut loader = Loader::new(&shards)?;
-            let weight = loader.matrix(NAME, ROWS, COLS)?;
+            let mut arch = example();
+            (arch.intermediate_size, arch.hidden_size) = (ROWS, COLS);
+            let mut loader = Loader::new(&shards, &arch)?;
+            let weight = loader.matrix(TensorId::Layer(0, Part::Up))?;
             loader.finish(true, &|_, _| {})?;
             Ok::<_, WeightError>(weight)
         };
@@ -152,35 +156,42 @@ fn scales_that_are_no_numbers_are_refused() {
 
 #[test]
 fn norms_biases_and_routers_that_are_no_numbers_are_refused() {
-    let one = |dtype, shape: Vec<usize>, bytes: Vec<u8>| {
+    let mut arch = example();
+    (arch.experts.count, arch.hidden_size) = (2, 2);
+    let norm = TensorId::Layer(0, Part::QueryNorm);
+    let router = TensorId::Layer(0, Part::Router);
+    let Attention::Mla(mla) = &mut arch.attention;
+    mla.q_rank = 4;
+    let one = |id, dtype, shape: Vec<usize>, bytes: Vec<u8>| {
         let dir = tempfile::tempdir().unwrap();
         let view = TensorView::new(dtype, shape.clone(), &bytes).unwrap();
         let path = dir.path().join("model.safetensors");
-        safetensors::serialize_to_file([(NAME, view)], None, &path).unwrap();
+        safetensors::serialize_to_file([(arch.name(id), view)], None, &path).unwrap();
         let shards = Shards::open(&[dir.path().to_path_buf()]).unwrap();
         let load = || {
-            let mut loader = Loader::new(&shards)?;
+            let mut loader = Loader::new(&shards, &arch)?;
             match shape[..] {
-                [len] => loader.vector(NAME, len).map(drop)?,
-                _ => loader.finite_matrix(NAME, shape[0], shape[1]).map(drop)?,
+                [_] => loader.vector(id).map(drop)?,
+                _ => loader.matrix(id).map(drop)?,
             }
             loader.finish(true, &|_, _| {})
         };
         load().map_err(|error: WeightError| error.to_string())
     };
     let halves = |bits: [u16; 4]| bits.iter().flat_map(|b| b.to_le_bytes()).collect();
-    for shape in [vec![4], vec![2, 2]] {
+    for (id, shape) in [(norm, vec![4]), (router, vec![2, 2])] {
+        let name = arch.name(id);
         for (dtype, bits) in [
             (Dtype::BF16, [0x3f80, 0, 0x7f80, 0]),
             (Dtype::F16, [0x3c00, 0, 0x7c00, 0]),
         ] {
-            let error = one(dtype, shape.clone(), halves(bits)).unwrap_err();
-            assert_eq!(error, format!("tensor {NAME}: value 2 is inf"));
+            let error = one(id, dtype, shape.clone(), halves(bits)).unwrap_err();
+            assert_eq!(error, format!("tensor {name}: value 2 is inf"));
         }
         let floats = |third: f32| [1.0, -2.0, third, 4.0].map(f32::to_le_bytes).concat();
-        let error = one(Dtype::F32, shape.clone(), floats(f32::NAN)).unwrap_err();
-        assert_eq!(error, format!("tensor {NAME}: value 2 is NaN"));
-        assert_eq!(one(Dtype::F32, shape, floats(3.0)), Ok(()));
+        let error = one(id, Dtype::F32, shape.clone(), floats(f32::NAN)).unwrap_err();
+        assert_eq!(error, format!("tensor {name}: value 2 is NaN"));
+        assert_eq!(one(id, Dtype::F32, shape, floats(3.0)), Ok(()));
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use colibri_ring::{DirectMode, Options};
-use colibri_uring::config::Config;
+use colibri_uring::arch::Architecture;
 use colibri_uring::model::{
     LoadOptions, ModelError, Runner, RunnerOptions, Sequence, Weights, prediction,
 };
@@ -21,7 +21,7 @@ use crate::common::{self, Saved};
 pub struct Fixture {
     pub name: String,
     pub expected: Value,
-    pub config: Config,
+    pub config: Architecture,
     pub shards: Shards,
     saved: Saved,
 }
@@ -41,7 +41,7 @@ impl Fixture {
         let name = saved.name.clone();
         Fixture {
             expected: saved.expected.clone(),
-            config: Config::load(&saved.dirs[0]).unwrap_or_else(|e| panic!("{name}: {e}")),
+            config: Architecture::load(&saved.dirs[0]).unwrap_or_else(|e| panic!("{name}: {e}")),
             shards: Shards::open(&saved.dirs).unwrap_or_else(|e| panic!("{name}: {e}")),
             name,
             saved,
@@ -70,7 +70,7 @@ impl Fixture {
         let catalog = Catalog::new(&self.shards, &self.config);
         let catalog = catalog.unwrap_or_else(|e| panic!("{}: {e}", self.name));
         let files = ExpertFiles::new(&self.shards, catalog, DirectMode::Auto).unwrap();
-        let top_k = self.config.num_experts_per_tok;
+        let top_k = self.config.router.top_k;
         let slots = slots(&files.footprints(), files.moe_layers(), top_k, budget).unwrap();
         let options = StoreOptions {
             slots,

@@ -1,6 +1,6 @@
 //! Loading: the ranges of the experts in both layouts, and models whose tensors do not fit their config.
 
-use colibri_uring::config::Config;
+use colibri_uring::arch::{Architecture, Attention, IndexerKind, Mla};
 use colibri_uring::model::{LoadOptions, Sparsity, Weights};
 use colibri_uring::shards::{Cache, Shards};
 use colibri_uring::stream::catalog::{Catalog, Projection};
@@ -11,14 +11,19 @@ use crate::fixture::{Fixture, fixture, fixtures};
 const SINGLE: &str = "bf16-shared";
 const FUSED: &str = "f16-fused-pattern";
 
-fn load_error(fixture: &Fixture, change: impl Fn(&mut Config)) -> String {
+fn load_error(fixture: &Fixture, change: impl Fn(&mut Architecture)) -> String {
     let mut config = fixture.config.clone();
     change(&mut config);
     let model = Weights::load(&fixture.shards, config, LoadOptions::default());
     model.unwrap_err().to_string()
 }
 
-fn catalog_error(fixture: &Fixture, change: impl Fn(&mut Config)) -> String {
+fn mla(arch: &mut Architecture) -> &mut Mla {
+    let Attention::Mla(mla) = &mut arch.attention;
+    mla
+}
+
+fn catalog_error(fixture: &Fixture, change: impl Fn(&mut Architecture)) -> String {
     let mut config = fixture.config.clone();
     change(&mut config);
     let catalog = Catalog::new(&fixture.shards, &config);
@@ -61,7 +66,7 @@ fn every_expert_is_where_its_tensor_says() {
         }
         assert!(
             catalog
-                .expert(fixture.config.num_hidden_layers, 0)
+                .expert(fixture.config.num_hidden_layers(), 0)
                 .is_none()
         );
     }
@@ -70,7 +75,7 @@ fn every_expert_is_where_its_tensor_says() {
 #[test]
 fn tensors_that_do_not_fit_are_named() {
     let single = fixture(SINGLE);
-    let (layers, vocab) = (single.config.num_hidden_layers, single.config.vocab_size);
+    let (layers, vocab) = (single.config.num_hidden_layers(), single.config.vocab_size);
     let hidden = single.config.hidden_size;
     assert_eq!(
         load_error(&single, |c| c.vocab_size += 1),
@@ -80,17 +85,17 @@ fn tensors_that_do_not_fit_are_named() {
         )
     );
     let error = load_error(&single, |c| {
-        c.num_hidden_layers += 1;
         c.mlp.push(c.mlp[layers - 1]);
-        c.indexer.push(c.indexer[layers - 1]);
+        let kinds = &mut c.indexer.as_mut().unwrap().layers;
+        kinds.push(kinds[layers - 1]);
     });
     assert!(
         error.contains(&format!("model.layers.{layers}.input_layernorm.weight")),
         "{error}"
     );
-    let error = load_error(&single, |c| c.attention_bias = true);
+    let error = load_error(&single, |c| mla(c).bias = true);
     assert!(error.contains("self_attn.q_a_proj.bias"), "{error}");
-    let error = load_error(&single, |c| c.kv_lora_rank += 2);
+    let error = load_error(&single, |c| mla(c).kv_rank += 2);
     assert!(
         error.contains("kv_a_proj_with_mqa.weight has shape"),
         "{error}"
@@ -100,18 +105,18 @@ fn tensors_that_do_not_fit_are_named() {
 #[test]
 fn experts_that_do_not_fit_are_named() {
     let (single, fused) = (fixture(SINGLE), fixture(FUSED));
-    let more = |c: &mut Config| c.n_routed_experts += 1;
-    let wider = |c: &mut Config| c.moe_intermediate_size += 1;
+    let more = |c: &mut Architecture| c.experts.count += 1;
+    let wider = |c: &mut Architecture| c.experts.width += 1;
     let expert = format!(
         "experts.{}.gate_proj.weight is missing",
-        single.config.n_routed_experts
+        single.config.experts.count
     );
     let error = catalog_error(&single, more);
     assert!(error.contains(&expert), "{error}");
     for (fixture, change, name) in [
         (
             &single,
-            &wider as &dyn Fn(&mut Config),
+            &wider as &dyn Fn(&mut Architecture),
             "experts.0.gate_proj.weight has shape",
         ),
         (&fused, &more, "experts.gate_up_proj has shape"),
@@ -127,11 +132,12 @@ fn an_indexer_is_all_or_nothing() {
     let shared = fixture(SINGLE);
     assert_eq!(
         shared.model().sparsity(),
-        Sparsity::Active(shared.config.index_topk)
+        Sparsity::Active(shared.config.indexer.as_ref().unwrap().top_k)
     );
     // Its shared layers have no indexer tensors: as full layers they lack them.
-    let full = colibri_uring::config::IndexerKind::Full;
-    let error = load_error(&shared, |c| c.indexer.fill(full));
+    let error = load_error(&shared, |c| {
+        c.indexer.as_mut().unwrap().layers.fill(IndexerKind::Full);
+    });
     assert!(
         error.contains("self_attn.indexer.wq_b.weight is missing"),
         "{error}"

@@ -405,7 +405,7 @@ fn sequences_that_decode_together_read_the_union_of_their_experts_once() {
         let mut sequences: Vec<Sequence> = (0..n).map(|_| runner.sequence()).collect();
         let mut alone = 0;
         let layers: Vec<usize> = fixture.config.sparse_layers().collect();
-        let experts = fixture.config.n_routed_experts as u32;
+        let experts = fixture.config.experts.count as u32;
         let mut union = std::collections::BTreeSet::new();
         for (sequence, prompt) in sequences.iter_mut().zip(&prompts) {
             runner.prefill(sequence, prompt).unwrap();

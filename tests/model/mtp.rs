@@ -371,7 +371,7 @@ fn what_is_missing_is_said() {
     );
     let drafting = drafting().remove(0);
     let mut config = plain(&drafting).config;
-    config.n_routed_experts += 1;
+    config.experts.count += 1;
     let error = prediction(&drafting.shards, &config).unwrap_err();
     assert!(error.to_string().contains("is not complete: tensor"));
     // Without being asked for, it is not loaded.

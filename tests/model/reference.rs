@@ -148,7 +148,7 @@ fn a_prompt_says_how_far_it_is() {
                 .observe(move |progress| send.send(progress).unwrap());
             solo.prefill(&ids).unwrap();
             let all: Vec<Progress> = told.try_iter().collect();
-            let least = 2 * fixture.config.num_hidden_layers;
+            let least = 2 * fixture.config.num_hidden_layers();
             assert!(all.len() >= least, "{}: {}", fixture.name, all.len());
             assert!(all.is_sorted_by(|a, b| a.done <= b.done && a.all == b.all));
             let end = all[all.len() - 1];

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use colibri_ring::sim::{Clock, SimDrive};
 use colibri_ring::{Options, Window};
-use colibri_uring::config::Config;
+use colibri_uring::arch::Architecture;
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::slots::{Budget, slots};
 use colibri_uring::stream::usage::Usage;
@@ -31,7 +31,7 @@ struct Bench {
 
 fn bench(drives: Vec<SimDrive>, per_layer: usize, lookahead: Lookahead) -> Bench {
     let saved = Saved::named(FIXTURE);
-    let config = Config::load(&saved.dirs[0]).unwrap();
+    let config = Architecture::load(&saved.dirs[0]).unwrap();
     let shards = Shards::open(&saved.dirs).unwrap();
     let catalog = Catalog::new(&shards, &config).unwrap();
     let layers = catalog.layers().collect();

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use colibri_ring::{DirectMode, EngineKind, Options};
-use colibri_uring::config::Config;
+use colibri_uring::arch::Architecture;
 use colibri_uring::quant::Matrix;
 use colibri_uring::shards::{Cache, Shards};
 use colibri_uring::stream::catalog::Projection;
@@ -37,9 +37,9 @@ impl Rng {
     }
 }
 
-fn model(fixture: &str) -> (Vec<PathBuf>, Config) {
+fn model(fixture: &str) -> (Vec<PathBuf>, Architecture) {
     let dirs = Saved::named(fixture).dirs;
-    let config = Config::load(&dirs[0]).unwrap();
+    let config = Architecture::load(&dirs[0]).unwrap();
     (dirs, config)
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use colibri_ring::{DirectMode, EngineKind, Options};
-use colibri_uring::config::Config;
+use colibri_uring::arch::Architecture;
 use colibri_uring::model::{LoadOptions, RunnerOptions, Weights};
 use colibri_uring::pool::Pool;
 use colibri_uring::shards::Shards;
@@ -23,7 +23,7 @@ const MODEL: &str = "f32-no-indexer";
 
 struct Opened {
     dir: TempDir,
-    config: Config,
+    config: Architecture,
     shards: Shards,
 }
 
@@ -34,7 +34,7 @@ fn open() -> Opened {
         fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
     }
     let shards = Shards::open(&[dir.path().to_path_buf()]).unwrap();
-    let config = Config::load(dir.path()).unwrap();
+    let config = Architecture::load(dir.path()).unwrap();
     Opened {
         dir,
         config,
@@ -46,7 +46,7 @@ impl Opened {
     fn store(&self, kind: EngineKind, direct: DirectMode) -> ExpertStore {
         let catalog = Catalog::new(&self.shards, &self.config).unwrap();
         let files = ExpertFiles::new(&self.shards, catalog, direct).unwrap();
-        let top_k = self.config.num_experts_per_tok;
+        let top_k = self.config.router.top_k;
         let budget = Budget::SlotsPerLayer(0);
         let slots = slots(&files.footprints(), files.moe_layers(), top_k, budget).unwrap();
         let options = StoreOptions {

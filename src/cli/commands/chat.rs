@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use colibri_uring::config::Generation;
 use colibri_uring::model::Sequence;
 use colibri_uring::model::draft::Mode;
 use colibri_uring::runtime::chat::{ChatError, Conversation, Format, Turn};
 use colibri_uring::runtime::generate::{Finish, Generated, Source};
+use colibri_uring::runtime::sample::Generation;
 use colibri_uring::runtime::sample::{Sampler, Sampling};
 use colibri_uring::runtime::template::TemplateError;
 use colibri_uring::runtime::tokenizer::{Tokenizer, check_ids};

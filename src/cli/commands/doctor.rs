@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use colibri_ring::probe::{self, direct, huge};
 use colibri_ring::{DirectMode, limits};
-use colibri_uring::config::Config;
+use colibri_uring::arch::Architecture;
 use colibri_uring::runtime::plan::{self, PlanRequest};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
@@ -112,14 +112,14 @@ fn print(out: &mut dyn Write, checks: &[Check]) -> io::Result<()> {
 fn model_memory(dirs: &[PathBuf]) -> anyhow::Result<Check> {
     const CONTEXT: usize = 4096;
     check_model(dirs)?;
-    let config = Config::load(&dirs[0])?;
+    let config = Architecture::load(&dirs[0])?;
     let shards = Shards::open(dirs)?;
     let catalog = Catalog::new(&shards, &config)?;
     let files = ExpertFiles::new(&shards, catalog, DirectMode::Auto)?;
     let ask = PlanRequest::usual(CONTEXT);
     let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());
     let plan = survey.plan();
-    let report = Report::new(&survey, plan.as_ref().ok(), false, config.n_routed_experts);
+    let report = Report::new(&survey, plan.as_ref().ok(), false, config.experts.count);
     let details = serde_json::to_value(&report).unwrap_or_default();
     let total = human(report.total_bytes);
     let budget = report.budget_bytes.map_or("unknown".into(), human);

@@ -7,13 +7,13 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Args;
-use colibri_uring::config::Config;
+use colibri_uring::arch::{Architecture, Part, TensorId, parse_any};
 use colibri_uring::model::{prediction, resident_formats};
 use colibri_uring::quant::Format;
 use colibri_uring::shards::{Shards, Tensor};
 use colibri_uring::stream::Catalog;
 use colibri_uring::stream::catalog::Projection;
-use colibri_uring::weight::Counts;
+use colibri_uring::weight::{Counts, owner_of_scales};
 use serde::Serialize;
 
 use crate::cli::output::formats;
@@ -69,7 +69,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     let index_seconds = start.elapsed().as_secs_f64();
     // Files without a config.json, or with a wrong one, can still be listed.
     let config = (args.model[0].join("config.json").exists())
-        .then(|| Config::load(&args.model[0]))
+        .then(|| Architecture::load(&args.model[0]))
         .and_then(|loaded| {
             loaded
                 .inspect_err(|e| tracing::warn!("no layers: {e}"))
@@ -128,7 +128,7 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
 }
 
 /// Formats of all matrices that the model uses, by tensor name.
-fn packed(shards: &Shards, config: &Config) -> anyhow::Result<HashMap<String, Format>> {
+fn packed(shards: &Shards, config: &Architecture) -> anyhow::Result<HashMap<String, Format>> {
     let with_prediction = prediction(shards, config).ok();
     let config = with_prediction.as_ref().unwrap_or(config);
     let mut formats = resident_formats(shards, config)?;
@@ -145,16 +145,16 @@ fn packed(shards: &Shards, config: &Config) -> anyhow::Result<HashMap<String, Fo
     Ok(formats)
 }
 
-fn layers(shards: &Shards, config: &Config) -> Layers {
+fn layers(shards: &Shards, config: &Architecture) -> Layers {
     let sparse = config.sparse_layers().count();
     let beyond = |i: &usize| {
-        let norm = format!("model.layers.{i}.input_layernorm.weight");
+        let norm = config.part_name(*i, Part::AttentionNorm);
         shards.find(&norm).is_some()
     };
     Layers {
-        dense: config.num_hidden_layers - sparse,
+        dense: config.num_hidden_layers() - sparse,
         sparse,
-        mtp: (config.num_hidden_layers..).take_while(beyond).count(),
+        mtp: (config.num_hidden_layers()..).take_while(beyond).count(),
     }
 }
 
@@ -165,9 +165,8 @@ fn by_format<'a>(
 ) -> (Counts, usize) {
     let (mut counts, mut scales) = (Counts::default(), 0);
     for tensor in tensors {
-        let suffixes = [".qs", "_scale_inv"].iter();
-        let mut owners = suffixes.filter_map(|suffix| tensor.name.strip_suffix(suffix));
-        if let Some(format) = owners.find_map(|owner| packed.get(owner)) {
+        let owner = owner_of_scales(tensor.name);
+        if let Some(format) = owner.and_then(|owner| packed.get(owner)) {
             counts.scales(format.to_string(), tensor.bytes);
             scales += 1;
             continue;
@@ -181,18 +180,19 @@ fn by_format<'a>(
 
 /// Bytes of the largest routed expert, scales included.
 fn largest_expert<'a>(tensors: impl Iterator<Item = Tensor<'a>>) -> u64 {
-    let mut experts: BTreeMap<(&str, Option<u32>), u64> = BTreeMap::new();
+    let mut experts: BTreeMap<(usize, Option<u32>), u64> = BTreeMap::new();
     for tensor in tensors {
-        let Some((layer, rest)) = tensor.name.split_once(".mlp.experts.") else {
-            continue;
+        let id = parse_any(tensor.name).or_else(|| parse_any(owner_of_scales(tensor.name)?));
+        let (layer, expert, bytes) = match id {
+            Some(TensorId::Expert(layer, expert, _)) => (layer, Some(expert), tensor.bytes),
+            // A fused tensor [experts, ...] holds an equal share of every expert.
+            Some(TensorId::FusedGateUp(layer) | TensorId::FusedDown(layer)) => {
+                let count = tensor.shape.first().copied().unwrap_or(1).max(1);
+                (layer, None, tensor.bytes / count)
+            }
+            _ => continue,
         };
-        let id = rest.split('.').next().and_then(|id| id.parse::<u32>().ok());
-        // A fused block [experts, ...] holds an equal share of every expert.
-        let bytes = match id {
-            Some(_) => tensor.bytes,
-            None => tensor.bytes / tensor.shape.first().copied().unwrap_or(1).max(1),
-        };
-        *experts.entry((layer, id)).or_default() += bytes;
+        *experts.entry((layer, expert)).or_default() += bytes;
     }
     experts.into_values().max().unwrap_or(0)
 }

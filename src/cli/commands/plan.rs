@@ -57,7 +57,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     })?;
     let plan = survey.plan();
     let ram = args.model.ram.is_some();
-    let report = Report::new(&survey, plan.as_ref().ok(), ram, config.n_routed_experts);
+    let report = Report::new(&survey, plan.as_ref().ok(), ram, config.experts.count);
     if args.json {
         print_json(&report)?;
     } else {

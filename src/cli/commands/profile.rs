@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use colibri_ring::{DirectMode, File, Layout, Options};
-use colibri_uring::config::Config;
+use colibri_uring::arch::Architecture;
 use colibri_uring::runtime::plan::{self, PlanError, PlanRequest, Roots};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
@@ -331,7 +331,7 @@ fn of_file(args: &ProfileArgs, path: &PathBuf) -> anyhow::Result<Subject> {
 }
 
 fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
-    let config = Config::load(&args.model[0])?;
+    let config = Architecture::load(&args.model[0])?;
     let shards = Shards::open(&args.model)?;
     let catalog = Catalog::new(&shards, &config)?;
     // Only the positions of the experts matter here. Each run opens the files in its own mode.
@@ -339,7 +339,7 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
     let layouts = experts.layouts()?;
     ensure!(!layouts.is_empty(), "the model has no routed experts");
     let bytes: u64 = layouts.iter().map(|layout| layout.footprint()).sum();
-    let top_k = config.num_experts_per_tok;
+    let top_k = config.router.top_k;
     let token = bytes as f64 / layouts.len() as f64 * (experts.moe_layers() * top_k) as f64;
     let count = layouts.len() as u64;
     // Slabs of reads in flight cache nothing.
@@ -372,7 +372,7 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
 }
 
 /// How many slabs decoding would have with the memory that is available now.
-fn slabs(shards: &Shards, config: &Config, experts: &ExpertFiles) -> Result<u64, PlanError> {
+fn slabs(shards: &Shards, config: &Architecture, experts: &ExpertFiles) -> Result<u64, PlanError> {
     /// Tokens: a short conversation.
     const TOKENS: usize = 4096;
     let ask = PlanRequest {

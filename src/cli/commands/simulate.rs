@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use colibri_ring::Options;
 use colibri_ring::sim::{Clock, SimDrive};
-use colibri_uring::config::Config;
+use colibri_uring::arch::Architecture;
 use colibri_uring::pool::Pool;
 use colibri_uring::runtime::plan::{self, MemoryOverrides, Plan, PlanRequest, Roots};
 use colibri_uring::shards::Shards;
@@ -185,7 +185,7 @@ const AS_THIS_MACHINE: &str = "as this machine";
 
 /// The inputs of a simulation.
 struct Scene {
-    config: Config,
+    config: Architecture,
     shards: Shards,
     files: ExpertFiles,
     plan: Plan,
@@ -201,7 +201,7 @@ struct Scene {
 impl Scene {
     fn new(args: &SimulateArgs) -> anyhow::Result<Scene> {
         ensure!(args.context > 0, "a context has at least one token");
-        let config = Config::load(&args.model[0])?;
+        let config = Architecture::load(&args.model[0])?;
         let shards = Shards::open(&args.model)?;
         let catalog = Catalog::new(&shards, &config)?;
         ensure!(
@@ -237,7 +237,7 @@ impl Scene {
             (None, Some((tokens, seconds))) => Compute::measured(&config, seconds, tokens),
             (rate, _) => Compute::at_rate(&config, &shards, &catalog, rate.unwrap_or(1.0)),
         };
-        let token = compute.token(config.sparse_layers().count(), config.num_experts_per_tok);
+        let token = compute.token(config.sparse_layers().count(), config.router.top_k);
         ensure!(
             !token.is_zero(),
             "the arithmetic of a token takes no time, {}",
@@ -284,14 +284,14 @@ fn load_above_half(loads: &str, cpus: usize) -> Option<f64> {
 }
 
 /// Reads the routing file, which must be of this model.
-fn recorded(path: &Path, config: &Config) -> anyhow::Result<Vec<RoutingEvent>> {
+fn recorded(path: &Path, config: &Architecture) -> anyhow::Result<Vec<RoutingEvent>> {
     let read = || -> anyhow::Result<_> {
         let (header, events) = routing::read(BufReader::new(File::open(path)?))?;
         let model = routing::RoutingHeader {
             routing: routing::VERSION,
-            top_k: config.num_experts_per_tok,
-            experts: config.n_routed_experts,
-            layers: config.num_hidden_layers,
+            top_k: config.router.top_k,
+            experts: config.experts.count,
+            layers: config.num_hidden_layers(),
         };
         ensure!(
             header == model,
@@ -333,7 +333,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         );
     }
     let drives: Vec<SimDrive> = args.device.iter().map(|d| d.0.clone()).collect();
-    let top_k = scene.config.num_experts_per_tok;
+    let top_k = scene.config.router.top_k;
     let share = scene.plan.slots.per_layer_quota;
     let options = StoreOptions {
         slots: scene.plan.slots.clone(),
@@ -384,7 +384,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         speculative_reads: stats.speculative_reads,
         speculative_used: stats.speculative_used,
         cache_slots_per_layer: share,
-        experts_per_layer: scene.config.n_routed_experts,
+        experts_per_layer: scene.config.experts.count,
         memory_bytes: scene.plan.total,
         devices: (drives.iter().zip(&sources))
             .map(|(drive, read)| Device {

@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
+use colibri_uring::arch::Dimensions;
 use colibri_uring::pool::Pool;
-use colibri_uring::tools::synth::{Coding, Preset, Shape, Spec, Synth, SynthError};
+use colibri_uring::tools::synth::{Coding, Preset, Spec, Synth, SynthError};
 use serde::Serialize;
 
 use crate::cli::args::size::Size;
@@ -194,9 +195,9 @@ impl From<CodingArg> for Coding {
 }
 
 impl ShapeArgs {
-    fn over(&self, preset: Shape) -> Shape {
+    fn over(&self, preset: Dimensions) -> Dimensions {
         let s = preset;
-        Shape {
+        Dimensions {
             layers: self.layers.unwrap_or(s.layers),
             dense_layers: self.dense_layers.unwrap_or(s.dense_layers),
             hidden: self.hidden.unwrap_or(s.hidden),
@@ -241,10 +242,13 @@ pub fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
     let shard_bytes = args.shard_size.map_or(shard_size, |size| size.0);
     ensure!(shard_bytes > 0, "--shard-size must be more than 0");
     let synth = Synth::new(Spec {
-        shape: args.shape.over(preset.shape()),
+        family: preset.family(),
+        dimensions: Dimensions {
+            draft_layers: args.mtp_layer.into(),
+            ..args.shape.over(preset.dimensions())
+        },
         experts: args.experts_format.into(),
         dense: args.dense_format.into(),
-        mtp: args.mtp_layer,
         sparse: args.sparse,
         seed: args.seed,
         shard_bytes,

@@ -2,7 +2,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 
 use super::*;
-use crate::config::Config;
+use crate::arch::Architecture;
 
 fn is_whole(dir: &Path) -> bool {
     (FILES.iter()).all(|file| fs::read(dir.join(file.name)).is_ok_and(|found| found == file.bytes))
@@ -32,12 +32,12 @@ fn the_sums_are_those_of_the_files() {
 #[test]
 fn it_is_the_true_architecture() {
     let (_cache, demo) = unpacked();
-    let config = Config::load(demo.dir()).unwrap();
-    assert!(config.n_routed_experts >= 16 && config.num_hidden_layers >= 4);
+    let config = Architecture::load(demo.dir()).unwrap();
+    assert!(config.experts.count >= 16 && config.num_hidden_layers() >= 4);
     let text = fs::read(demo.dir().join("config.json")).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
     let context = json["max_position_embeddings"].as_u64().unwrap();
-    assert!((config.index_topk as u64) < context);
+    assert!((config.indexer.unwrap().top_k as u64) < context);
     assert_eq!(json["num_nextn_predict_layers"], 1);
 }
 

@@ -2,7 +2,7 @@
 
 use crc32fast::Hasher;
 
-use crate::config::Config;
+use crate::arch::{Architecture, Attention, Mla, Router, Scoring};
 use crate::model::LoadOptions;
 use crate::quant::Activations;
 use crate::quant::encode::Packing;
@@ -47,14 +47,14 @@ impl Fingerprint {
     /// A shard that cannot be read.
     pub fn of(
         shards: &Shards,
-        config: &Config,
+        arch: &Architecture,
         options: &LoadOptions,
         round_experts: Option<Packing>,
     ) -> Result<Fingerprint, ShardError> {
         let (headers, weights) = identity(shards)?;
         Ok(Fingerprint {
             arithmetic: ARITHMETIC,
-            config: hyperparameters(config),
+            config: hyperparameters(arch),
             tensors: shards.len() as u64,
             bytes: (shards.iter()).fold(0, |sum, tensor| sum.saturating_add(tensor.bytes)),
             headers,
@@ -172,70 +172,80 @@ fn packing(packing: Option<Packing>) -> u32 {
     }
 }
 
-/// CRC-32 of everything in the config that decides a number. Stop tokens do not, and neither does the longest context.
-fn hyperparameters(c: &Config) -> u32 {
-    // Bound by name, so that a field that is added has to be thought of.
-    let Config {
+/// CRC-32 of everything in the architecture that decides a number. Stop tokens do not, and neither does the longest context.
+///
+/// The order of the bytes is part of the file format.
+fn hyperparameters(arch: &Architecture) -> u32 {
+    // Bound by name: a new field does not compile until it is hashed or left out here.
+    let Architecture {
+        // One family; a second one adds its name to the hash.
+        model_type: _,
         vocab_size,
         hidden_size,
         intermediate_size,
-        moe_intermediate_size,
-        num_hidden_layers,
-        num_attention_heads,
-        n_shared_experts,
-        n_routed_experts,
-        num_experts_per_tok,
-        q_lora_rank,
-        kv_lora_rank,
-        qk_rope_head_dim,
-        qk_nope_head_dim,
-        v_head_dim,
-        index_topk,
-        index_head_dim,
-        index_n_heads,
-        routed_scaling_factor,
-        norm_topk_prob,
         rms_norm_eps,
         max_position_embeddings: _,
-        rope_theta,
         tie_word_embeddings,
-        attention_bias,
         eos_token_ids: _,
-        mlp,
+        attention: Attention::Mla(mla),
+        rope,
         indexer,
-        index_share_for_mtp_iteration: _,
+        mlp,
+        router,
+        experts,
+        shared_width,
         prediction: _,
-    } = c;
+        names: _,
+    } = arch;
+    let Mla {
+        heads,
+        q_rank,
+        kv_rank,
+        nope,
+        rope: rope_dims,
+        value,
+        bias,
+        // These two follow from the dimensions and the family.
+        scale: _,
+        norm_eps: _,
+    } = mla;
+    let Router {
+        top_k,
+        scoring: Scoring::Sigmoid,
+        normalise,
+        scale,
+    } = router;
+    let index = indexer.as_ref();
     let mut crc = Hasher::new();
     for number in [
         *vocab_size,
         *hidden_size,
         *intermediate_size,
-        *moe_intermediate_size,
-        *num_hidden_layers,
-        *num_attention_heads,
-        *n_shared_experts,
-        *n_routed_experts,
-        *num_experts_per_tok,
-        *q_lora_rank,
-        *kv_lora_rank,
-        *qk_rope_head_dim,
-        *qk_nope_head_dim,
-        *v_head_dim,
-        *index_topk,
-        *index_head_dim,
-        *index_n_heads,
+        experts.width,
+        mlp.len(),
+        *heads,
+        shared_width / experts.width,
+        experts.count,
+        *top_k,
+        *q_rank,
+        *kv_rank,
+        *rope_dims,
+        *nope,
+        *value,
+        index.map_or(0, |index| index.top_k),
+        index.map_or(0, |index| index.width),
+        index.map_or(0, |index| index.heads),
     ] {
         crc.update(&(number as u64).to_le_bytes());
     }
-    crc.update(&routed_scaling_factor.to_le_bytes());
+    crc.update(&scale.to_le_bytes());
     crc.update(&rms_norm_eps.to_le_bytes());
-    crc.update(&rope_theta.to_le_bytes());
-    crc.update(&[norm_topk_prob, tie_word_embeddings, attention_bias].map(|yes| u8::from(*yes)));
+    crc.update(&rope.theta.to_le_bytes());
+    crc.update(&[normalise, tie_word_embeddings, bias].map(|yes| u8::from(*yes)));
     let kinds = mlp.iter().map(|kind| *kind as u8);
     crc.update(&kinds.collect::<Vec<u8>>());
-    let kinds = indexer.iter().map(|kind| *kind as u8);
-    crc.update(&kinds.collect::<Vec<u8>>());
+    let kinds = index.iter().flat_map(|index| &index.layers);
+    crc.update(&kinds.map(|kind| *kind as u8).collect::<Vec<u8>>());
     crc.finalize()
 }
 

@@ -1,7 +1,7 @@
 //! Collects what a memory plan depends on: the needs of a model for a context, and the available memory.
 
 use super::{Experts, MemoryBreakdown, MemoryOverrides, Plan, PlanError, RECORD_SHARE, plan};
-use crate::config::Config;
+use crate::arch::Architecture;
 use crate::memory::{Available, MemoryError, Roots, available};
 use crate::model::{
     BatchLimits, Rounding, RunnerOptions, kv_bytes, resident_bytes, scores_bytes, sequence_bytes,
@@ -82,7 +82,7 @@ pub struct MemoryInputs {
 /// Measures a model and the machine.
 pub fn survey(
     shards: &Shards,
-    config: &Config,
+    arch: &Architecture,
     files: &ExpertFiles,
     request: PlanRequest,
     roots: &Roots,
@@ -90,14 +90,14 @@ pub fn survey(
     let available = available(roots);
     let budget = budget(&available, &request.overrides);
     let sequences = request.sequences as u64;
-    let rounding = (request.round_experts).map_or(0, |_| Rounding::bytes(config, request.threads));
+    let rounding = (request.round_experts).map_or(0, |_| Rounding::bytes(arch, request.threads));
     MemoryInputs {
         needs: MemoryBreakdown {
-            dense: resident_bytes(shards, config, request.dense),
-            kv: kv_bytes(config, request.dsa, request.context).saturating_mul(sequences),
+            dense: resident_bytes(shards, arch, request.dense),
+            kv: kv_bytes(arch, request.dsa, request.context).saturating_mul(sequences),
             scratch: RunnerOptions::default().scratch_bytes as u64,
             scores: scores_bytes(request.threads, request.context),
-            drafts: sequence_bytes(config, request.sequences, request.drafts),
+            drafts: sequence_bytes(arch, request.sequences, request.drafts),
             index: shards.len() as u64 * INDEX_ENTRY,
             program: PROGRAM.saturating_add(rounding),
             record: match request.record {
@@ -106,13 +106,13 @@ pub fn survey(
                 false => 0,
             },
         },
-        prompt_scratch: BatchLimits::scratch_for(config, request.dsa, request.prompt),
+        prompt_scratch: BatchLimits::scratch_for(arch, request.dsa, request.prompt),
         footprints: files.footprints(),
         moe_layers: files.moe_layers(),
-        top_k: config.num_experts_per_tok,
+        top_k: arch.router.top_k,
         available,
         four_bits: (request.dense.is_none())
-            .then(|| resident_bytes(shards, config, Some(Packing::Int4Group(64)))),
+            .then(|| resident_bytes(shards, arch, Some(Packing::Int4Group(64)))),
         overrides: request.overrides,
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::config::{ConfigError, Keys, read_object};
+use crate::arch::{ConfigError, Keys, read_object};
 
 /// The named special tokens that templates may refer to.
 const NAMED: [&str; 7] = [

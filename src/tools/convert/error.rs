@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use bytesize::ByteSize;
 use colibri_ring::FileError;
 
-use crate::config::ConfigError;
+use crate::arch::ConfigError;
 use crate::quant::Format;
 use crate::quant::encode::{NotFinite, Packing};
 use crate::quant::infer::Refusal;

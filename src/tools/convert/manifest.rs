@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::plan::{self, Notes, Shard, Span, is_packed};
 use super::write::header_of;
 use super::{ConvertError, Options, Recipe, Summary, shard_path};
-use crate::config::Config;
+use crate::arch::Architecture;
 use crate::shards::{Shards, data_sample, write_whole};
 
 /// Name of the file; hidden, and not that of a shard.
@@ -92,8 +92,8 @@ impl Manifest {
     /// A checkpoint that is incomplete or does not fit its config, and formats that could not be read back.
     pub fn make(options: &Options) -> Result<Manifest, ConvertError> {
         let shards = Shards::open(&options.sources)?;
-        let config = Config::load(&options.sources[0])?;
-        let (outputs, notes) = plan::plan(&shards, &config, &options.recipe, options.shard_size)?;
+        let arch = Architecture::load(&options.sources[0])?;
+        let (outputs, notes) = plan::plan(&shards, &arch, &options.recipe, options.shard_size)?;
         let source = |(i, file): (usize, &std::sync::Arc<colibri_ring::File>)| {
             Ok::<_, ConvertError>(SourceFile {
                 dir: shards.dir_of(i),

@@ -1,24 +1,23 @@
-//! What each output shard holds, and where its bytes come from.
+//! Plans what each output shard holds and where its bytes come from.
 //!
 //! The smallest thing that is placed is a *unit*: an expert, or one resident tensor with its scales. Units are in the order
 //! of the last source file that they need, so that source files are finished with one after the other. Shards are cut between units,
 //! and hold their experts first, so that experts of a size that is a multiple of 4096 bytes all start at one. The
 //! matrices of an expert are in the order in which they are read: gate, up, down, each behind its scales.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::{ConvertError, Recipe};
-use crate::config::{Config, MlpKind};
+use crate::arch::{Architecture, Projection, Shape, TensorId};
 use crate::quant::Format;
 use crate::quant::encode::Packing;
 use crate::quant::infer::{Sizes, infer};
 use crate::shards::{Dtype, Planned, Shards, Tensor};
 use crate::stream::Catalog;
-use crate::stream::catalog::{Location, Place, Projection, single_name};
-use crate::weight::shapes::{Resident, is_mtp, layer_of, resident};
-use crate::weight::{Matrices, Role, Rows, Stored, scales_name};
+use crate::stream::catalog::{Location, Place};
+use crate::weight::{Matrices, Role, Rows, Stored, owner_of_scales, role, scales_name};
 
 /// Bytes of a source file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,13 +172,13 @@ impl Item {
 /// A checkpoint that is incomplete or does not fit its config, and formats that could not be read back.
 pub fn plan(
     shards: &Shards,
-    config: &Config,
+    arch: &Architecture,
     recipe: &Recipe,
     shard_size: u64,
 ) -> Result<(Vec<Shard>, Notes), ConvertError> {
     let mut planner = Planner {
         shards,
-        config,
+        arch,
         recipe,
         matrices: Matrices::new(shards)?,
         taken: HashSet::new(),
@@ -232,7 +231,7 @@ fn cut(units: Vec<Unit>, shard_size: u64) -> Vec<Shard> {
 
 struct Planner<'a> {
     shards: &'a Shards,
-    config: &'a Config,
+    arch: &'a Architecture,
     recipe: &'a Recipe,
     matrices: Matrices<'a>,
     /// Names of source tensors that belong to something that is planned.
@@ -241,30 +240,18 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// The experts of every sparse layer, those for multi-token prediction included.
+    /// The experts of every sparse layer and of every layer for drafts.
     fn experts(&mut self) -> Result<Vec<Unit>, ConvertError> {
-        let mut config = self.config.clone();
-        let mut mtp = HashSet::new();
+        let mut layers: BTreeSet<usize> = self.arch.sparse_layers().collect();
         for tensor in self.shards.iter() {
-            if let Some((layer, rest)) = layer_of(tensor.name)
-                && is_mtp(self.config, layer)
-                && rest.starts_with("mlp.experts.")
-            {
-                mtp.insert(layer);
-            }
+            let id = self.arch.names.parse(tensor.name);
+            let draft = id.filter(|id| id.is_expert()).and_then(TensorId::layer);
+            layers.extend(draft.filter(|layer| self.arch.is_draft(*layer)));
         }
-        if let Some(last) = mtp.iter().max() {
-            let dense = |layer| match mtp.contains(&layer) {
-                true => MlpKind::Sparse,
-                false => MlpKind::Dense,
-            };
-            let layers = self.config.num_hidden_layers..=*last;
-            config.mlp.extend(layers.map(dense));
-        }
-        let catalog = Catalog::new(self.shards, &config)?;
+        let catalog = Catalog::of_layers(self.shards, self.arch, layers)?;
         let mut units = Vec::new();
         for layer in catalog.layers() {
-            let packing = match is_mtp(self.config, layer) {
+            let packing = match self.arch.is_draft(layer) {
                 true => self.recipe.mtp,
                 false => self.recipe.experts,
             };
@@ -278,7 +265,7 @@ impl Planner<'_> {
                         .insert(catalog.tensor_name(layer, expert, projection));
                     self.taken
                         .insert(catalog.scales_name(layer, expert, projection));
-                    let name = single_name(layer, expert as usize, projection);
+                    let name = self.arch.name(TensorId::Expert(layer, expert, projection));
                     items.push(self.matrix(name, location, packing)?);
                 }
                 units.push(Unit {
@@ -290,38 +277,37 @@ impl Planner<'_> {
         Ok(units)
     }
 
+    /// The resident matrix of this name, with rows and columns.
+    fn resident_matrix(&self, name: &str) -> Option<(TensorId, [usize; 2])> {
+        match self.arch.find(name)? {
+            (id, Shape::Matrix(rows, cols)) if !id.is_expert() => Some((id, [rows, cols])),
+            _ => None,
+        }
+    }
+
     /// A tensor that is no routed expert; `None` when it is the scales of another one.
     fn tensor(&mut self, tensor: Tensor<'_>) -> Result<Option<Item>, ConvertError> {
-        for suffix in [".qs", "_scale_inv"] {
-            if let Some(owner) = tensor.name.strip_suffix(suffix)
-                && resident(self.config, owner).is_some()
-                && let Some(owner) = self.shards.find(owner)
-                && matches!(owner.dtype, Dtype::U8 | Dtype::F8E4M3)
-            {
-                return Ok(None);
-            }
-        }
-        if let Some(Resident {
-            rows,
-            cols,
-            role,
-            mtp,
-        }) = resident(self.config, tensor.name)
+        if let Some(owner) = owner_of_scales(tensor.name)
+            && self.resident_matrix(owner).is_some()
+            && let Some(owner) = self.shards.find(owner)
+            && matches!(owner.dtype, Dtype::U8 | Dtype::F8E4M3)
         {
+            return Ok(None);
+        }
+        if let Some((id, [rows, cols])) = self.resident_matrix(tensor.name) {
             let stored = self.matrices.find(tensor.name, &[rows, cols])?;
             let location = locate(&stored, rows, cols);
             let name = tensor.name.to_owned();
-            if role == Role::Router {
-                return Ok(Some(floats(name, &[rows, cols], &location)));
-            }
-            let packing = match role {
-                _ if mtp => self.recipe.mtp,
+            let packing = match role(id) {
+                Role::Router => return Ok(Some(floats(name, &[rows, cols], &location))),
+                _ if id.layer().is_some_and(|layer| self.arch.is_draft(layer)) => self.recipe.mtp,
                 Role::Embedding => self.recipe.embed,
                 _ => self.recipe.dense,
             };
             return self.matrix(name, location, packing).map(Some);
         }
-        let vector = tensor.shape.len() == 1 && is_vector(tensor.name);
+        let found = self.arch.find(tensor.name);
+        let vector = matches!(found, Some((_, Shape::Vector(_)))) && tensor.shape.len() == 1;
         let format = match tensor.dtype {
             Dtype::Bf16 => Some(Format::Bf16),
             Dtype::F16 => Some(Format::F16),
@@ -437,13 +423,6 @@ fn dtype(format: Format) -> Dtype {
         Format::Fp8Block => Dtype::F8E4M3,
         Format::Int8Row | Format::Int4Row | Format::Int4Group(_) | Format::Int2Row => Dtype::U8,
     }
-}
-
-/// Names of vectors that the architecture has: norms and biases.
-fn is_vector(name: &str) -> bool {
-    name.ends_with("norm.weight")
-        || name.ends_with(".bias")
-        || name.ends_with(".e_score_correction_bias")
 }
 
 /// Checks that a reader finds the format from the sizes and the stamp.

@@ -3,7 +3,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use crate::config::Config;
+use crate::arch::Architecture;
 use crate::stream::routing::RoutingEvent;
 
 /// How regular made-up routing is.
@@ -52,14 +52,14 @@ impl Rng {
 
 /// Routing of `tokens` tokens, one at a time. The same seed makes the same.
 pub fn synthetic_routing(
-    config: &Config,
+    arch: &Architecture,
     tokens: usize,
     params: RoutingParams,
     seed: u64,
 ) -> Vec<RoutingEvent> {
     let mut rng = Rng(ChaCha8Rng::seed_from_u64(seed));
-    let (experts, top_k) = (config.n_routed_experts, config.num_experts_per_tok);
-    let layers: Vec<usize> = config.sparse_layers().collect();
+    let (experts, top_k) = (arch.experts.count, arch.router.top_k);
+    let layers: Vec<usize> = arch.sparse_layers().collect();
     let mut chosen: Vec<Vec<u32>> = vec![Vec::new(); layers.len()];
     let mut events = Vec::new();
     for _ in 0..tokens {
@@ -116,18 +116,18 @@ fn look(layer: usize, chosen: &[u32], found: f64, experts: usize, rng: &mut Rng)
 mod tests {
     use super::*;
 
-    fn config(experts: usize, top_k: usize) -> Config {
+    fn model(experts: usize, top_k: usize) -> Architecture {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/f32-smallest");
-        let mut config = Config::load(std::path::Path::new(path)).unwrap();
-        (config.n_routed_experts, config.num_experts_per_tok) = (experts, top_k);
-        config
+        let mut arch = Architecture::load(std::path::Path::new(path)).unwrap();
+        (arch.experts.count, arch.router.top_k) = (experts, top_k);
+        arch
     }
 
     #[test]
     fn it_has_the_habits_asked_for() {
         let params = RoutingParams::default();
-        let events = synthetic_routing(&config(64, 8), 400, params, 1);
-        let layer = config(64, 8).sparse_layers().next().unwrap();
+        let events = synthetic_routing(&model(64, 8), 400, params, 1);
+        let layer = model(64, 8).sparse_layers().next().unwrap();
         let (mut before, mut looked): (Vec<u32>, Vec<u32>) = Default::default();
         let (mut repeated, mut late, mut all) = (0, 0, 0);
         for event in &events {
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn a_token_may_use_all_experts() {
         for (experts, top_k) in [(4, 4), (5, 4), (1, 1)] {
-            for event in synthetic_routing(&config(experts, top_k), 20, RoutingParams::default(), 2)
+            for event in synthetic_routing(&model(experts, top_k), 20, RoutingParams::default(), 2)
             {
                 let mut ids = match event {
                     RoutingEvent::Predicted { experts, .. }

@@ -1,6 +1,6 @@
 //! Which shards are read the most.
 
-use crate::config::Config;
+use crate::arch::Architecture;
 use crate::model::prediction;
 use crate::shards::Shards;
 use crate::stream::Catalog;
@@ -19,10 +19,10 @@ pub fn hotness(shards: &Shards) -> Vec<usize> {
 /// The heat of every shard, if the model has experts and a history.
 fn heat(shards: &Shards) -> Option<Vec<f64>> {
     let dir = shards.dirs().first()?;
-    let config = Config::load(dir).ok()?;
-    let config = prediction(shards, &config).unwrap_or(config);
-    let catalog = Catalog::new(shards, &config).ok()?;
-    let usage = usage::read(dir, &Identity::of(shards, &config))?;
+    let arch = Architecture::load(dir).ok()?;
+    let arch = prediction(shards, &arch).unwrap_or(arch);
+    let catalog = Catalog::new(shards, &arch).ok()?;
+    let usage = usage::read(dir, &Identity::of(shards, &arch))?;
     Some(spread(shards, &catalog, &usage))
 }
 
@@ -52,9 +52,9 @@ mod tests {
     #[test]
     fn the_shard_with_the_experts_that_are_used_comes_first() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/bf16-shared");
-        let config = Config::load(&dir).unwrap();
+        let arch = Architecture::load(&dir).unwrap();
         let shards = Shards::open(&[dir]).unwrap();
-        let catalog = Catalog::new(&shards, &config).unwrap();
+        let catalog = Catalog::new(&shards, &arch).unwrap();
         for hottest in 0..shards.files().len() {
             let layers: Vec<usize> = catalog.layers().collect();
             let mut usage = Usage::new(layers.clone(), catalog.experts(), 1);

@@ -1,10 +1,10 @@
-//! Random models in the container format: the true layout and shapes, weights that mean nothing.
+//! Writes random models in the container format: true layout and shapes, weights without meaning.
 //!
-//! `shape` is what a config says, `tensors` lists what the container then holds, `fill` makes the values. Values depend on
-//! the seed and the tensor's name alone, so that threads and shard sizes change no byte of a tensor.
+//! `preset` has dimensions, `tensors` lists what the container holds, `fill` makes the values. Values depend on the seed
+//! and the tensor's name alone, so that threads and shard sizes change no byte of a tensor.
 
 mod fill;
-mod shape;
+mod preset;
 mod tensors;
 
 use std::fs;
@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::config::{Config, ConfigError};
+use crate::arch::{Architecture, ConfigError, Dimensions, Family, Prediction};
 use crate::pool::Pool;
 use crate::shards::{Metadata, ShardWriter, WriteError, free_space, shard_bytes, write_whole};
 
-pub use shape::{Preset, Shape};
+pub use preset::Preset;
 pub use tensors::Coding;
 
 use tensors::{Content, Item};
@@ -25,14 +25,14 @@ use tensors::{Content, Item};
 /// What is to be made.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// The hyperparameters.
-    pub shape: Shape,
+    /// The family.
+    pub family: &'static Family,
+    /// The dimensions.
+    pub dimensions: Dimensions,
     /// How routed experts are stored.
     pub experts: Coding,
     /// How the large resident matrices are stored.
     pub dense: Coding,
-    /// Whether there is a layer of multi-token prediction after the last one.
-    pub mtp: bool,
     /// Whether experts and large resident matrices are holes, which read as zeros and take no room.
     pub sparse: bool,
     /// Seed of every value.
@@ -133,9 +133,12 @@ impl Synth {
     /// # Errors
     /// A shape that no config allows, or whose sizes overflow.
     pub fn new(spec: Spec) -> Result<Synth, SynthError> {
-        let json = spec.shape.config_json(spec.mtp);
-        let config = Config::from_json(Path::new("config.json"), &json, None)?;
-        let items = tensors::tensors(&config, &spec)?;
+        let json = spec.family.config_json(&spec.dimensions);
+        let mut arch = Architecture::from_json(Path::new("config.json"), &json, None)?;
+        // The public container has the layer for drafts without an indexer.
+        arch.prediction =
+            (spec.dimensions.draft_layers > 0).then_some(Prediction { indexer: false });
+        let items = tensors::tensors(&arch, &spec)?;
         let mut synth = Synth {
             config: format!("{json:#}\n"),
             shards: tensors::into_shards(items, spec.shard_bytes),
@@ -169,7 +172,7 @@ impl Synth {
     }
 
     /// Writes the model into `dir`, which must be empty or not exist: shards first, config.json last, so that a directory
-    /// with a config is complete. `progress` hears of bytes as they are written; `stop` ends it early.
+    /// with a config is complete. `progress` is called with bytes as they are written; `stop` ends it early.
     ///
     /// # Errors
     /// A directory that holds something, too little space, a failing write, a stop. What was written is removed.
@@ -195,7 +198,7 @@ impl Synth {
                 let _ = fs::remove_file(self.shard_path(dir, i));
             }
             if !existed {
-                // Only if empty: nothing of anybody else's is removed.
+                // Only if empty: files of others stay.
                 let _ = fs::remove_dir(dir);
             }
         }

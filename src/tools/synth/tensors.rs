@@ -1,11 +1,10 @@
-//! Which tensors a container of a given config has, and how they are spread over shards.
+//! Lists the tensors of a random model and spreads them over shards.
 
 use super::{Spec, SynthError};
-use crate::config::{Config, IndexerKind, MlpKind};
+use crate::arch::{Architecture, MlpKind, Part, Projection, Shape, TensorId};
 use crate::quant::Format;
 use crate::quant::infer::{Sizes, infer};
 use crate::shards::{Dtype, Planned};
-use crate::weight::shapes::{self, Resident};
 
 /// How a matrix is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,147 +61,78 @@ pub(super) struct Item {
 }
 
 /// Every tensor of the model in the order of its layers.
-pub(super) fn tensors(config: &Config, spec: &Spec) -> Result<Vec<Item>, SynthError> {
+pub(super) fn tensors(arch: &Architecture, spec: &Spec) -> Result<Vec<Item>, SynthError> {
     let mut list = List {
+        arch,
         items: Vec::new(),
         group: 0,
         sparse: spec.sparse,
     };
-    let c = config;
-    let (vocab, hidden) = (c.vocab_size, c.hidden_size);
-    // Values of an embedding have variance 1, those of the head give logits of about that.
-    list.matrix(
-        "model.embed_tokens.weight",
-        [vocab, hidden],
-        Coding::Int8,
-        1,
-        true,
-    )?;
-    for layer in 0..c.num_hidden_layers {
-        let indexed = c.index_topk > 0 && c.indexer[layer] == IndexerKind::Full;
-        let kind = c.mlp[layer];
-        list.layer(config, layer, kind, indexed, [spec.dense, spec.experts])?;
+    list.tensor(TensorId::Embedding, Coding::Int8)?;
+    for layer in 0..arch.num_hidden_layers() {
+        list.layer(layer, [spec.dense, spec.experts])?;
     }
-    list.vector("model.norm.weight", hidden, 1.0, 0.1)?;
-    list.matrix(
-        "lm_head.weight",
-        [vocab, hidden],
-        Coding::Int8,
-        hidden,
-        true,
-    )?;
-    if spec.mtp {
-        let layer = c.num_hidden_layers;
-        let prefix = format!("model.layers.{layer}");
-        for name in ["enorm", "hnorm", "shared_head.norm"] {
-            list.vector(&format!("{prefix}.{name}.weight"), hidden, 1.0, 0.1)?;
-        }
-        let name = format!("{prefix}.eh_proj.weight");
-        list.resident(c, &name, Coding::Int8)?;
-        // The public container has it as int8, experts included, without an indexer.
-        list.layer(config, layer, MlpKind::Sparse, false, [Coding::Int8; 2])?;
+    list.tensor(TensorId::Norm, Coding::Int8)?;
+    list.tensor(TensorId::Head, Coding::Int8)?;
+    for layer in arch.num_hidden_layers()..arch.layers() {
+        // The public container has the layer for drafts as int8, experts included.
+        list.layer(layer, [Coding::Int8; 2])?;
     }
     Ok(list.items)
 }
 
-struct List {
+struct List<'a> {
+    arch: &'a Architecture,
     items: Vec<Item>,
     group: usize,
     sparse: bool,
 }
 
-impl List {
+impl List<'_> {
     /// The tensors of one layer; `codings` are those of its resident matrices and of its experts.
-    fn layer(
-        &mut self,
-        c: &Config,
-        layer: usize,
-        kind: MlpKind,
-        indexed: bool,
-        [dense, experts]: [Coding; 2],
-    ) -> Result<(), SynthError> {
-        let prefix = format!("model.layers.{layer}");
-        let hidden = c.hidden_size;
-        for name in ["input_layernorm", "post_attention_layernorm"] {
-            self.vector(&format!("{prefix}.{name}.weight"), hidden, 1.0, 0.1)?;
+    fn layer(&mut self, layer: usize, [dense, experts]: [Coding; 2]) -> Result<(), SynthError> {
+        for part in self.arch.parts(layer) {
+            self.tensor(TensorId::Layer(layer, part), dense)?;
         }
-        let attention = |name: &str| format!("{prefix}.self_attn.{name}.weight");
-        self.vector(&attention("q_a_layernorm"), c.q_lora_rank, 1.0, 0.1)?;
-        self.vector(&attention("kv_a_layernorm"), c.kv_lora_rank, 1.0, 0.1)?;
-        for name in [
-            "q_a_proj",
-            "q_b_proj",
-            "kv_a_proj_with_mqa",
-            "kv_b_proj",
-            "o_proj",
-        ] {
-            self.resident(c, &attention(name), dense)?;
+        if self.arch.mlp_of(layer) == MlpKind::Dense {
+            return Ok(());
         }
-        if indexed {
-            let width = c.index_head_dim;
-            for name in ["indexer.wq_b", "indexer.wk", "indexer.weights_proj"] {
-                self.resident(c, &attention(name), dense)?;
-            }
-            self.vector(&attention("indexer.k_norm"), width, 1.0, 0.1)?;
-            let bias = format!("{prefix}.self_attn.indexer.k_norm.bias");
-            self.vector(&bias, width, 0.0, 0.1)?;
-        }
-        let mlp = format!("{prefix}.mlp");
-        if kind == MlpKind::Dense {
-            return self.mlp(&mlp, hidden, c.intermediate_size, dense);
-        }
-        let bound = uniform_bound(hidden);
-        let router = Content::F32 { centre: 0.0, bound };
-        let shape = [c.n_routed_experts, hidden];
-        self.push(&format!("{mlp}.gate.weight"), Dtype::F32, &shape, router)?;
-        let bias = format!("{mlp}.gate.e_score_correction_bias");
-        self.vector(&bias, c.n_routed_experts, 0.0, 0.02)?;
-        if c.shared_intermediate_size() > 0 {
-            let shared = format!("{mlp}.shared_experts");
-            self.mlp(&shared, hidden, c.shared_intermediate_size(), dense)?;
-        }
-        for expert in 0..c.n_routed_experts {
+        for expert in 0..self.arch.experts.count as u32 {
             self.group += 1;
-            let prefix = format!("{mlp}.experts.{expert}");
-            self.mlp(&prefix, hidden, c.moe_intermediate_size, experts)?;
+            for projection in Projection::ALL {
+                self.tensor(TensorId::Expert(layer, expert, projection), experts)?;
+            }
         }
         self.group += 1;
         Ok(())
     }
 
-    /// A resident matrix, of the shape that the architecture gives it.
-    fn resident(&mut self, c: &Config, name: &str, coding: Coding) -> Result<(), SynthError> {
-        let Resident { rows, cols, .. } =
-            shapes::resident(c, name).expect("a matrix of the architecture");
-        self.matrix(name, [rows, cols], coding, cols, false)
-    }
-
-    fn mlp(
-        &mut self,
-        prefix: &str,
-        hidden: usize,
-        intermediate: usize,
-        coding: Coding,
-    ) -> Result<(), SynthError> {
-        for (name, rows, cols) in [
-            ("gate", intermediate, hidden),
-            ("up", intermediate, hidden),
-            ("down", hidden, intermediate),
-        ] {
-            let name = format!("{prefix}.{name}_proj.weight");
-            self.matrix(&name, [rows, cols], coding, cols, false)?;
+    /// One tensor; `coding` is that of a matrix.
+    fn tensor(&mut self, id: TensorId, coding: Coding) -> Result<(), SynthError> {
+        let name = self.arch.name(id);
+        match (id, self.arch.shape(id)) {
+            (TensorId::Layer(_, Part::Router), Some(Shape::Matrix(experts, hidden))) => {
+                let bound = uniform_bound(hidden);
+                let content = Content::F32 { centre: 0.0, bound };
+                self.push(&name, Dtype::F32, &[experts, hidden], content)
+            }
+            (_, Some(Shape::Vector(len))) => {
+                let (centre, bound) = match id.part() {
+                    Some(Part::RouterBias) => (0.0, 0.02),
+                    Some(Part::IndexNormBias) => (0.0, 0.1),
+                    // A norm.
+                    _ => (1.0, 0.1),
+                };
+                self.push(&name, Dtype::F32, &[len], Content::F32 { centre, bound })
+            }
+            (_, Some(Shape::Matrix(rows, cols))) => {
+                // Values of an embedding have variance 1, those of the head give logits of about that.
+                let fan_in = if id == TensorId::Embedding { 1 } else { cols };
+                let real = matches!(id, TensorId::Embedding | TensorId::Head);
+                self.matrix(&name, [rows, cols], coding, fan_in, real)
+            }
+            (_, Some(Shape::Stack(..)) | None) => unreachable!("{id:?} is not listed"),
         }
-        Ok(())
-    }
-
-    fn vector(
-        &mut self,
-        name: &str,
-        len: usize,
-        centre: f32,
-        bound: f32,
-    ) -> Result<(), SynthError> {
-        self.push(name, Dtype::F32, &[len], Content::F32 { centre, bound })
     }
 
     /// A matrix whose values have the variance 1 / `fan_in`, and its scales if it has any. `real` ones are never holes.

@@ -1,7 +1,7 @@
 //! Reads the prompt of `decode`, and limits the number of new tokens.
 
 use anyhow::{Context, bail, ensure};
-use colibri_uring::config::Config;
+use colibri_uring::arch::Architecture;
 use colibri_uring::runtime::chat::Conversation;
 use colibri_uring::runtime::demo;
 use colibri_uring::runtime::tokenizer::Tokenizer;
@@ -93,7 +93,7 @@ impl Input {
     ///
     /// # Errors
     /// The context is too short; the error has the numbers.
-    pub fn new_tokens(&self, args: &DecodeArgs, config: &Config) -> anyhow::Result<usize> {
+    pub fn new_tokens(&self, args: &DecodeArgs, config: &Architecture) -> anyhow::Result<usize> {
         let (prompt, context) = (self.prompt.len(), config.max_position_embeddings);
         let limit = "max_position_embeddings of the model";
         ensure!(

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use colibri_uring::config::Config;
+use colibri_uring::arch::Architecture;
 use colibri_uring::model::{Phase, Runner};
 use colibri_uring::stream::routing::{self, RoutingRecorder};
 
 use crate::cli::output::file::Output;
 
 /// Returns a recorder that writes to `file`.
-pub fn recorder(file: &Output, config: &Config) -> anyhow::Result<RoutingRecorder> {
+pub fn recorder(file: &Output, config: &Architecture) -> anyhow::Result<RoutingRecorder> {
     let header = routing::RoutingHeader {
         routing: routing::VERSION,
-        top_k: config.num_experts_per_tok,
-        experts: config.n_routed_experts,
-        layers: config.num_hidden_layers,
+        top_k: config.router.top_k,
+        experts: config.experts.count,
+        layers: config.num_hidden_layers(),
     };
     Ok(RoutingRecorder::new(Box::new(file.writer()?), &header))
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, ensure};
 use clap::Args;
 use colibri_ring::{Files, Layout, Options, Replicas};
-use colibri_uring::config::Config;
+use colibri_uring::arch::Architecture;
 use colibri_uring::memory;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use colibri_uring::tools::measure::{self, Load, Measured, Rng};
@@ -78,7 +78,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let weights = weights(args.mirror_weights.as_ref(), &args.copies.mirror)?;
     let reports = Reports::create(args.reports.report.as_deref(), args.reports.hlog.as_deref())?;
     let shards = args.copies.open()?;
-    let config = Config::load(&args.copies.model[0])?;
+    let config = Architecture::load(&args.copies.model[0])?;
     // A mirror that serves nothing would falsify the measurement.
     for fault in shards.faults() {
         ensure!(

@@ -1,13 +1,12 @@
-//! `generation_config.json`: how its authors mean a model to be sampled.
+//! Reads `generation_config.json`: how a model's authors recommend to sample it.
 
 use std::io;
 use std::path::Path;
 
-use super::ConfigError;
-use super::keys::{Keys, read_object};
-use crate::runtime::sample::Sampling;
+use super::Sampling;
+use crate::arch::{ConfigError, Keys, read_object};
 
-/// The keys about sampling; `None` where a key is absent or null.
+/// The keys of sampling; `None` where a key is absent or null.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Generation {
     /// Whether tokens are drawn at all.
@@ -42,7 +41,7 @@ impl Generation {
     }
 
     fn of(keys: &Keys) -> Result<Generation, ConfigError> {
-        let given = |key: &str| keys.find(key).is_some_and(|value| !value.is_null());
+        let given = |key: &str| keys.given(key).is_some();
         let number = |key, min, max| -> Result<Option<f32>, ConfigError> {
             let value = given(key).then(|| keys.float(key, min, max, None));
             Ok(value.transpose()?.map(|value| value as f32))
@@ -63,8 +62,8 @@ impl Generation {
         })
     }
 
-    /// What these keys ask for. Greedy, if they say so or say nothing about sampling; where tokens are drawn and no temperature is
-    /// given, it is 1.
+    /// The sampling that these keys ask for. Greedy where `do_sample` is false or no key is set; temperature 1 where only
+    /// `do_sample` is true.
     pub fn sampling(&self) -> Sampling {
         let default = Sampling::default();
         let temperature = match (self.do_sample, self.temperature) {

@@ -1,4 +1,4 @@
-//! Typed, range-checked access to the keys of a JSON object, with errors that name file, key and value.
+//! Reads keys of a JSON object with type and range checks; errors name file, key and value.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,6 +9,15 @@ use super::ConfigError;
 
 /// No real config comes near; a larger file is refused unread.
 const MAX_FILE: u64 = 16 << 20;
+
+// Ranges of dimensions: no product of them overflows 64 bits.
+pub const MAX_VOCAB: u64 = 1 << 24;
+pub const MAX_WIDTH: u64 = 1 << 20;
+pub const MAX_RANK: u64 = 1 << 16;
+pub const MAX_HEADS: u64 = 1 << 12;
+pub const MAX_HEAD_DIM: u64 = 1 << 13;
+pub const MAX_LAYERS: u64 = 1 << 10;
+pub const MAX_EXPERTS: u64 = 1 << 14;
 
 /// Reads a file that must hold one JSON object.
 pub fn read_object(path: &Path) -> Result<Value, ConfigError> {
@@ -70,6 +79,35 @@ impl<'a> Keys<'a> {
 
     pub fn find(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key)
+    }
+
+    /// The value under `key`, unless it is null.
+    pub fn given(&self, key: &str) -> Option<&'a Value> {
+        self.find(key).filter(|value| !value.is_null())
+    }
+
+    /// Refuses any other value than `supported` under `key`; absent and null pass.
+    pub fn only(&self, key: &str, supported: &Value) -> Result<(), ConfigError> {
+        let Some(value) = self.given(key) else {
+            return Ok(());
+        };
+        let (same, right_type, expected) = match supported {
+            Value::String(_) => (value == supported, value.is_string(), "a string"),
+            Value::Bool(_) => (value == supported, value.is_boolean(), "true or false"),
+            _ => {
+                let same = value.as_f64() == supported.as_f64();
+                (same, value.is_number(), "a number")
+            }
+        };
+        match (same && right_type, right_type) {
+            (true, _) => Ok(()),
+            (_, false) => Err(self.wrong_type(key, expected)),
+            _ => {
+                let text = supported.as_str().map(str::to_owned);
+                let text = text.unwrap_or_else(|| supported.to_string());
+                Err(self.unsupported(key, text))
+            }
+        }
     }
 
     pub fn required(&self, key: &str) -> Result<&'a Value, ConfigError> {
@@ -150,10 +188,15 @@ impl<'a> Keys<'a> {
 
     /// The value under `key` is not implemented.
     pub fn unsupported(&self, key: &str, supported: String) -> ConfigError {
+        self.unsupported_of(key, self.find(key).unwrap_or(&Value::Null), supported)
+    }
+
+    /// An element of the list under `key` is not implemented.
+    pub fn unsupported_of(&self, key: &str, value: &Value, supported: String) -> ConfigError {
         ConfigError::Unsupported {
             path: self.path.into(),
             key: self.name(key),
-            value: shorten(self.find(key).unwrap_or(&Value::Null)),
+            value: shorten(value),
             supported,
         }
     }

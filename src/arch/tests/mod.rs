@@ -1,3 +1,6 @@
+mod names;
+mod published;
+
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -13,22 +16,28 @@ fn base() -> Value {
     })
 }
 
-fn parse(change: Value) -> Result<Config, ConfigError> {
+/// A small model.
+pub(crate) fn example() -> Architecture {
+    parse(json!({})).unwrap()
+}
+
+fn parse(change: Value) -> Result<Architecture, ConfigError> {
     let mut config = base();
     for (key, value) in change.as_object().unwrap() {
         config[key] = value.clone();
     }
-    Config::from_json(Path::new("config.json"), &config, None)
+    Architecture::from_json(Path::new("config.json"), &config, None)
 }
 
 #[test]
 fn defaults_are_those_of_the_architecture() {
     let c = parse(json!({})).unwrap();
-    assert_eq!((c.index_topk, c.index_n_heads), (2048, 32));
-    assert_eq!((c.routed_scaling_factor, c.rope_theta), (2.5, 10_000.0));
+    let indexer = c.indexer.as_ref().unwrap();
+    assert_eq!((indexer.top_k, indexer.heads), (2048, 32));
+    assert_eq!((c.router.scale, c.rope.theta), (2.5, 10_000.0));
     assert_eq!(c.eos_token_ids, [1]);
     assert_eq!(c.sparse_layers().collect::<Vec<_>>(), [3, 4, 5]);
-    assert!(c.indexer.iter().all(|k| *k == IndexerKind::Full));
+    assert!(indexer.layers.iter().all(|k| *k == IndexerKind::Full));
 }
 
 #[test]
@@ -185,7 +194,7 @@ fn every_dimension_is_required() {
     {
         let mut config = base();
         config.as_object_mut().unwrap().remove(key);
-        let error = Config::from_json(Path::new("config.json"), &config, None).unwrap_err();
+        let error = Architecture::from_json(Path::new("config.json"), &config, None).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("config.json: key {key} is missing")
@@ -195,7 +204,7 @@ fn every_dimension_is_required() {
 
 #[test]
 fn rope_theta_has_three_sources() {
-    let theta = |change| parse(change).unwrap().rope_theta;
+    let theta = |change| parse(change).unwrap().rope.theta;
     assert_eq!(theta(json!({"rope_theta": 8e6})), 8e6);
     assert_eq!(
         theta(
@@ -216,7 +225,7 @@ fn eos_is_the_union_of_both_files() {
     config["eos_token_id"] = json!([5, 3]);
     let generation = json!({"eos_token_id": 4});
     let path = Path::new("generation_config.json");
-    let union = Config::from_json(path, &config, Some((path, &generation))).unwrap();
+    let union = Architecture::from_json(path, &config, Some((path, &generation))).unwrap();
     assert_eq!(union.eos_token_ids, [3, 4, 5]);
     assert_eq!(
         parse(json!({"eos_token_id": null})).unwrap().eos_token_ids,
@@ -232,7 +241,7 @@ fn eos_is_the_union_of_both_files() {
 fn indexer_schedules() {
     let kinds = |change| {
         let full = |k: &IndexerKind| if *k == IndexerKind::Full { 'F' } else { 'S' };
-        let kinds = parse(change).unwrap().indexer;
+        let kinds = parse(change).unwrap().indexer.unwrap().layers;
         kinds.iter().map(full).collect::<String>()
     };
     assert_eq!(kinds(json!({"index_topk_pattern": "FSSFSSS"})), "FSSFSS");
@@ -258,7 +267,7 @@ fn files_that_are_no_config() {
         if let Some(text) = text {
             std::fs::write(dir.path().join("config.json"), text).unwrap();
         }
-        Config::load(dir.path()).unwrap_err().to_string()
+        Architecture::load(dir.path()).unwrap_err().to_string()
     };
     assert!(error(None).contains("cannot read"));
     for text in [

@@ -1,4 +1,4 @@
-//! Which kind of block each layer has.
+//! Reads the kind of each layer from lists, patterns and frequencies.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::{ConfigError, IndexerKind, MlpKind};
 
 /// `mlp_layer_types`, else the first `first_k_dense_replace` layers are dense and the rest sparse.
 pub fn mlp_kinds(keys: &Keys, layers: usize) -> Result<Vec<MlpKind>, ConfigError> {
-    if let Some(value) = given(keys, "mlp_layer_types") {
+    if let Some(value) = keys.given("mlp_layer_types") {
         return names(
             keys,
             "mlp_layer_types",
@@ -32,10 +32,10 @@ pub fn mlp_kinds(keys: &Keys, layers: usize) -> Result<Vec<MlpKind>, ConfigError
 pub fn indexer_kinds(keys: &Keys, layers: usize) -> Result<Vec<IndexerKind>, ConfigError> {
     const TYPES: [(&str, IndexerKind); 2] =
         [("full", IndexerKind::Full), ("shared", IndexerKind::Shared)];
-    let (key, kinds) = if let Some(value) = given(keys, "indexer_types") {
+    let (key, kinds) = if let Some(value) = keys.given("indexer_types") {
         let kinds = names(keys, "indexer_types", value, layers, &TYPES)?;
         ("indexer_types", kinds)
-    } else if let Some(value) = given(keys, "index_topk_pattern") {
+    } else if let Some(value) = keys.given("index_topk_pattern") {
         let kinds = match value {
             Value::String(pattern) => letters(keys, pattern, layers)?,
             _ => names(keys, "index_topk_pattern", value, layers, &TYPES)?,
@@ -63,10 +63,6 @@ pub fn indexer_kinds(keys: &Keys, layers: usize) -> Result<Vec<IndexerKind>, Con
         ));
     }
     Ok(kinds)
-}
-
-fn given<'a>(keys: &Keys<'a>, key: &str) -> Option<&'a Value> {
-    keys.find(key).filter(|v| !v.is_null())
 }
 
 /// A list of type names; it may be longer than the model (an entry for the prediction layer).
@@ -117,4 +113,18 @@ fn too_short(keys: &Keys, key: &str, found: usize, layers: usize) -> ConfigError
         key,
         format!("one entry for each of {layers} layers (it has {found})"),
     )
+}
+
+/// Refuses a list of layer kinds with any other kind than `supported`; absent and null pass.
+pub fn only_kinds(keys: &Keys, key: &str, supported: &[&str]) -> Result<(), ConfigError> {
+    let Some(value) = keys.given(key) else {
+        return Ok(());
+    };
+    let wrong_type = || keys.wrong_type(key, "a list of strings");
+    for kind in value.as_array().ok_or_else(wrong_type)? {
+        if !supported.contains(&kind.as_str().ok_or_else(wrong_type)?) {
+            return Err(keys.unsupported_of(key, kind, supported.join(", ")));
+        }
+    }
+    Ok(())
 }
