@@ -1,7 +1,6 @@
 //! Loads resident weights: finds and checks every tensor, then reads all matrices at once, by large direct reads into one
 //! piece of memory on huge pages.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -9,27 +8,17 @@ use colibri_ring::bulk;
 use colibri_ring::bulk::{HUGE_PAGE, Region, SLAB_ALIGN};
 use colibri_ring::extent::{self};
 
+use super::error::WeightError;
+use super::matrix::{Resident, Store, Weight};
 use super::quantised::{self, Plan, packed_bytes};
-use super::{Matrices, Role, Store, Weight, WeightError, activations_of, floats, role};
+use super::role::{Role, activations_of, role};
+use super::stored::{Matrices, floats};
 use crate::arch::{Architecture, Shape, TensorId};
 use crate::pool::Pool;
 use crate::quant::encode::Packing;
 use crate::quant::infer::not_finite;
 use crate::quant::{Activations, Format};
 use crate::shards::{Cache, Dtype, Shards, Tensor};
-
-/// The bytes of all resident matrices.
-#[derive(Debug)]
-pub(super) struct Resident {
-    memory: Region,
-    ranges: Vec<Range<usize>>,
-}
-
-impl Resident {
-    pub(super) fn range(&self, index: usize) -> &[u8] {
-        &self.memory[self.ranges[index].clone()]
-    }
-}
 
 /// What must hold of the bytes of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

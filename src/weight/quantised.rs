@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use super::error::WeightError;
+use super::role::{Role, role};
 use super::rows::{Block, Piece, Rows, RowsError};
-use super::{Role, Stored, WeightError, role};
+use super::stored::Stored;
 use crate::arch::{Architecture, TensorId};
 use crate::pool::Pool;
 use crate::quant::Format;

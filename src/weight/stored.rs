@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::WeightError;
+use super::error::WeightError;
 use crate::arch::{Architecture, TensorId};
 use crate::quant::Format;
 use crate::quant::infer::{Refusal, Sizes, infer};

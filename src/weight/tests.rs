@@ -7,6 +7,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use super::*;
 use crate::arch::tests::example;
 use crate::arch::{Attention, Part, TensorId};
+use crate::quant::Format;
 use crate::shards::Shards;
 
 const NAME: &str = "model.layers.0.mlp.up_proj.weight";
