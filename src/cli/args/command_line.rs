@@ -96,7 +96,11 @@ fn conflicting(error: &clap::Error) -> Vec<String> {
 }
 
 fn without_variable(command: Command, name: &str) -> Command {
-    let reset = |arg: Arg| match arg.to_string() == name {
+    let flag = name.split_whitespace().next().unwrap_or(name);
+    let reset = |arg: Arg| match arg
+        .get_long()
+        .is_some_and(|long| flag == format!("--{long}"))
+    {
         true => arg.env(Resettable::Reset),
         false => arg,
     };
