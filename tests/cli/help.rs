@@ -38,7 +38,7 @@ fn headings(text: &str) -> BTreeMap<&str, Vec<&str>> {
     for line in text.lines() {
         if let Some(title) = line.strip_suffix(':').filter(|t| !t.starts_with(' ')) {
             heading = title;
-        } else if line.trim_start().starts_with('-') {
+        } else if line.trim_start().starts_with('-') && !line.trim_start().starts_with("- ") {
             let mut words = line.split([' ', ',']).filter(|word| word.starts_with('-'));
             let short = words.next().unwrap();
             let name = match short.starts_with("--") {
@@ -48,6 +48,7 @@ fn headings(text: &str) -> BTreeMap<&str, Vec<&str>> {
                     .filter(|w| w.starts_with("--"))
                     .unwrap_or(short),
             };
+            let name = name.trim_end_matches('.');
             headings.entry(heading).or_default().push(name);
         }
     }

@@ -61,7 +61,7 @@ fn a_log_replaces_a_log_and_nothing_else() {
         finish(command)
     };
     let error = error_of(&to(&notes));
-    assert!(error.contains("notes.md: it is there"), "{error}");
+    assert!(error.contains("notes.md: the file exists"), "{error}");
     assert_eq!(fs::read(&notes).unwrap(), b"# Notes");
     for _ in 0..2 {
         assert!(to(&log).status.success());

@@ -3,6 +3,7 @@
 use std::process::{Output, Stdio};
 
 use crate::common::Saved;
+use crate::corrupt::Broken;
 use crate::process::{colibri, finish, json_of, on_model, stderr};
 
 /// `decode` with these variables.
@@ -25,10 +26,11 @@ fn a_variable_stands_for_its_flag() {
     let mut doctor = colibri();
     doctor.args(["doctor", "--json"]).env("COLIBRI_MODEL", dir);
     let report = json_of(&finish(doctor));
+    let copy = Broken::copy("bf16-shared");
     assert_eq!(report["checks"][5]["details"]["dir"], dir.to_str().unwrap());
     let report = json_of(&decode(
         &THREE,
-        &[("COLIBRI_MIRROR", dir.to_str().unwrap())],
+        &[("COLIBRI_MIRROR", copy.path().to_str().unwrap())],
     ));
     assert_eq!(report["stats"]["replicas"].as_array().unwrap().len(), 2);
     for variable in ["COLIBRI_RAM", "COLIBRI_THREADS", "COLIBRI_VERBOSE"] {
