@@ -10,13 +10,14 @@ use crate::model::batch::{Part, rows_of, spans};
 use crate::model::error::ModelError;
 use crate::model::indexer::Selection;
 use crate::model::kv::KvSpan;
-use crate::model::load::{Block, Layer, Weights};
+use crate::model::layer::{Block, Layer};
+use crate::model::load::Weights;
 use crate::model::moe::Next;
 use crate::model::ops;
 use crate::model::pass::{Pass, Tokens};
+use crate::model::phase::Phase;
 use crate::model::runner::Runner;
 use crate::model::scratch::resize_scratch;
-use crate::model::timer::Phase;
 
 impl Runner {
     /// Takes `parts` through all layers and adds them to their sequences. The final residual is left in `x`.

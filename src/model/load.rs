@@ -2,57 +2,14 @@
 
 use std::collections::HashMap;
 
-use crate::arch::{Architecture, IndexerKind, MlpKind, Part, TensorId};
-use crate::model::attention::Attention;
+use crate::arch::{Architecture, TensorId};
 use crate::model::error::ModelError;
-use crate::model::mlp::Mlp;
-use crate::model::moe::Moe;
+use crate::model::layer::{Layer, LoadOptions, Sparsity, load_layer, sparsity};
 use crate::model::mtp::Mtp;
 use crate::model::rope::Rope;
-use crate::quant::encode::Packing;
-use crate::quant::{Activations, Format};
+use crate::quant::Format;
 use crate::shards::Shards;
 use crate::weight::{Loader, Weight, WeightError};
-
-/// Choices at load.
-#[derive(Clone, Copy, Debug)]
-pub struct LoadOptions {
-    /// Whether sparse attention is used where the model has it.
-    pub dsa: bool,
-    /// What float and FP8 matrices become as they are read, embedding and head excepted, which become int8; `None` keeps them.
-    pub dense: Option<Packing>,
-    /// How products with packed matrices take activations, where that decides no choice.
-    pub activations: Activations,
-    /// Threads that quantise.
-    pub threads: usize,
-    /// Whether resident weights are read around the page cache, where the file system allows it.
-    pub direct: bool,
-}
-
-impl Default for LoadOptions {
-    fn default() -> LoadOptions {
-        LoadOptions {
-            dsa: true,
-            dense: None,
-            activations: Activations::Exact,
-            threads: 1,
-            direct: true,
-        }
-    }
-}
-
-/// Whether attention is sparse, and if not, why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sparsity {
-    /// Beyond this many positions, only as many are attended.
-    Active(usize),
-    /// The architecture has no indexers.
-    Zero,
-    /// Switched off.
-    Off,
-    /// The model has no indexer tensors.
-    Absent,
-}
 
 /// A model's resident weights.
 #[derive(Debug)]
@@ -113,22 +70,6 @@ pub fn resident_formats(
     Ok(formats
         .map(|(name, format)| (name.to_owned(), format))
         .collect())
-}
-
-/// A decoder layer.
-#[derive(Debug)]
-pub(super) struct Layer {
-    pub input_norm: Vec<f32>,
-    pub attention: Attention,
-    pub post_norm: Vec<f32>,
-    pub mlp: Block,
-}
-
-/// The feed-forward block of a layer.
-#[derive(Debug)]
-pub(super) enum Block {
-    Dense(Mlp),
-    Sparse(Moe),
 }
 
 impl Weights {
@@ -220,46 +161,4 @@ impl Weights {
     pub(super) fn head(&self) -> &Weight {
         self.head.as_ref().unwrap_or(&self.embed)
     }
-}
-
-/// Sparse attention needs the indexer of every full layer: if one tensor of any is there, all must be.
-pub(super) fn sparsity(loader: &Loader, options: LoadOptions) -> Sparsity {
-    let Some(indexer) = &loader.arch().indexer else {
-        return Sparsity::Zero;
-    };
-    if !options.dsa {
-        return Sparsity::Off;
-    }
-    let any_tensor = |layer| has_indexer(layer, |id| loader.has(id));
-    let layers = indexer.layers.iter().enumerate();
-    let mut full_layers = layers.filter(|(_, kind)| **kind == IndexerKind::Full);
-    if full_layers.any(|(layer, _)| any_tensor(layer)) {
-        Sparsity::Active(indexer.top_k)
-    } else {
-        Sparsity::Absent
-    }
-}
-
-/// Whether any tensor of a layer's indexer exists.
-pub(super) fn has_indexer(layer: usize, exists: impl Fn(TensorId) -> bool) -> bool {
-    let mut ids = (Part::INDEXER.into_iter()).map(|part| TensorId::Layer(layer, part));
-    ids.any(exists)
-}
-
-pub(super) fn load_layer(
-    loader: &mut Loader,
-    layer: usize,
-    sparsity: Sparsity,
-) -> Result<Layer, WeightError> {
-    let arch = loader.arch();
-    let with_indexer = matches!(sparsity, Sparsity::Active(_)) && arch.is_indexed(layer);
-    Ok(Layer {
-        input_norm: loader.vector(TensorId::Layer(layer, Part::AttentionNorm))?,
-        attention: Attention::load(loader, layer, with_indexer)?,
-        post_norm: loader.vector(TensorId::Layer(layer, Part::MlpNorm))?,
-        mlp: match arch.mlp_of(layer) {
-            MlpKind::Dense => Block::Dense(Mlp::load(loader, layer, Part::DENSE)?),
-            MlpKind::Sparse => Block::Sparse(Moe::load(loader, layer)?),
-        },
-    })
 }

@@ -5,7 +5,7 @@
 //! `draft` runs it.
 
 use crate::arch::{Architecture, Part, Prediction, TensorId};
-use crate::model::load::{Layer, LoadOptions, Sparsity, has_indexer, load_layer, sparsity};
+use crate::model::layer::{Layer, LoadOptions, Sparsity, has_indexer, load_layer, sparsity};
 use crate::shards::Shards;
 use crate::stream::Catalog;
 use crate::stream::catalog::CatalogError;

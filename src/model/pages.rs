@@ -11,7 +11,8 @@ use crate::model::kv::{
     KvShape, KvWriter, LayerWidths, PAGE, PageLayout, PagePool, PageTable, PrefixTree, SwapFile,
     pages_for,
 };
-use crate::model::load::{Layer, Weights};
+use crate::model::layer::Layer;
+use crate::model::load::Weights;
 use crate::model::runner::{Runner, check_context};
 use crate::model::sequence::{DraftState, Sequence, reusable};
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::timer::Phase;
+use super::phase::Phase;
 
 /// A span of time in one phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

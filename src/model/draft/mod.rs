@@ -5,7 +5,8 @@
 mod auto;
 mod drafter;
 mod predict;
+mod scratch;
 
 pub use auto::{Auto, MAX_DEPTH};
 pub use drafter::{DraftStats, Drafter, Mode};
-pub(super) use predict::DraftScratch;
+pub(super) use scratch::DraftScratch;

@@ -14,44 +14,15 @@ use std::sync::Arc;
 
 use crate::model::batch::{Logits, Part, Step};
 use crate::model::error::ModelError;
-use crate::model::indexer::Selection;
 use crate::model::kv::{KvSpan, PrefixTree};
-use crate::model::load::Weights;
 use crate::model::mtp::MAX_UNSEEN;
 use crate::model::ops::{self, argmax};
+use crate::model::phase::Phase;
 use crate::model::runner::Runner;
 use crate::model::scratch::resize_scratch;
 use crate::model::sequence::{DraftState, Sequence};
-use crate::model::timer::Phase;
 
 use super::super::forward::norm_rows;
-
-/// Scratch of drafting.
-#[derive(Debug)]
-pub struct DraftScratch {
-    /// Positions that the layer attends to.
-    pub selection: Selection,
-    /// Embeddings and hidden states, normed [rows, 2 * hidden].
-    input: Vec<f32>,
-    /// Output of the last draft, normed [hidden].
-    output: Vec<f32>,
-    /// Logits of a draft [vocab_size].
-    logits: Vec<f32>,
-}
-
-impl DraftScratch {
-    /// Scratch for a model whose sparse attention keeps `top_k` positions; `None` when it is dense.
-    pub fn new(weights: &Weights, top_k: Option<usize>) -> DraftScratch {
-        let mtp = weights.mtp.as_ref();
-        let indexed = mtp.is_some_and(|mtp| mtp.layer.attention.indexer.is_some());
-        DraftScratch {
-            selection: Selection::new(top_k.filter(|_| indexed)),
-            input: Vec::new(),
-            output: Vec::new(),
-            logits: Vec::new(),
-        }
-    }
-}
 
 impl Runner {
     /// Up to `n` tokens that will probably follow the sequence and `id`; none where the sequence is empty or does not draft. Its tokens
