@@ -154,14 +154,15 @@ unsafe fn axpy<E: Element, V: Register>(w: &[&[u8]], a: &[f32], y: &mut [f32]) {
     // SAFETY: the caller's promise.
     unsafe {
         match *w {
-            [p, q, r, s] => axpy_rows::<E, V, AXPY_ROWS>([p, q, r, s], a, y),
-            _ => axpy_rows::<E, V, 1>([w[0]], a, y),
+            [p, q, r, s] => V::run(|| axpy_rows::<E, V, AXPY_ROWS>([p, q, r, s], a, y)),
+            _ => V::run(|| axpy_rows::<E, V, 1>([w[0]], a, y)),
         }
     }
 }
 
 /// # Safety
 /// The CPU has the instructions of `V`.
+#[inline(always)]
 unsafe fn axpy_rows<E: Element, V: Register, const R: usize>(
     w: [&[u8]; R],
     a: &[f32],
@@ -171,7 +172,7 @@ unsafe fn axpy_rows<E: Element, V: Register, const R: usize>(
     let a: [f32; R] = std::array::from_fn(|r| a[r]);
     let whole = y.len() - y.len() % V::WIDTH;
     // SAFETY: the caller's promise; y and every w[r] have WIDTH elements from each j on.
-    let add = || unsafe {
+    unsafe {
         let mut factors = [V::splat(0.0); R];
         for (factor, a) in factors.iter_mut().zip(a) {
             *factor = V::splat(a);
@@ -186,12 +187,10 @@ unsafe fn axpy_rows<E: Element, V: Register, const R: usize>(
             }
             V::store(y, sums);
         }
-        for (j, y) in y.iter_mut().enumerate().skip(whole) {
-            for r in 0..R {
-                *y = a[r].mul_add(E::decode(&w[r][j * E::BYTES..(j + 1) * E::BYTES]), *y);
-            }
+    }
+    for (j, y) in y.iter_mut().enumerate().skip(whole) {
+        for r in 0..R {
+            *y = a[r].mul_add(E::decode(&w[r][j * E::BYTES..(j + 1) * E::BYTES]), *y);
         }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { V::run(add) }
+    }
 }
