@@ -11,6 +11,7 @@ mod mtp;
 mod open;
 mod packed;
 mod reference;
+mod sequences;
 mod simulated;
 mod stream;
 mod truncated;

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use colibri_ring::{EngineKind, Options};
 use colibri_uring::model::{
-    LoadOptions, Logits, ModelError, Runner, RunnerOptions, Sequence, Step, Weights, kv_bytes,
-    swap_victim,
+    LoadOptions, Logits, ModelError, Runner, RunnerOptions, Sequence, Step, Weights, swap_victim,
 };
 use colibri_uring::pool::Pool;
 use colibri_uring::stream::Lookahead;
@@ -53,20 +52,20 @@ impl Rng {
 }
 
 /// A text and the logits after each of its tokens.
-struct Text {
-    ids: Vec<u32>,
-    logits: Vec<Vec<u32>>,
+pub struct Text {
+    pub ids: Vec<u32>,
+    pub logits: Vec<Vec<u32>>,
 }
 
 /// A model, and texts that a solo run has computed.
-struct World {
-    fixture: Fixture,
-    weights: Arc<Weights>,
-    texts: Vec<Text>,
+pub struct World {
+    pub fixture: Fixture,
+    pub weights: Arc<Weights>,
+    pub texts: Vec<Text>,
 }
 
 impl World {
-    fn new(name: &str, drafting: bool) -> World {
+    pub fn new(name: &str, drafting: bool) -> World {
         let fixture = match drafting {
             true => fixture(name).drafting(),
             false => fixture(name),
@@ -380,230 +379,4 @@ fn every_mix_equals_solo_runs() {
             case(&world, seed + 1);
         }
     }
-}
-
-/// Experts that a pass has demanded: its union over all layers.
-fn demanded(runner: &Runner) -> u64 {
-    let stats = runner.store().stats();
-    stats.hits + stats.misses
-}
-
-#[test]
-fn sequences_that_decode_together_read_the_union_of_their_experts_once() {
-    let fixture = fixture("f16-long");
-    let weights = fixture.model();
-    let prompts: Vec<Vec<u32>> = (0..4u32).map(|i| vec![3 + i, 50 + 7 * i, 9]).collect();
-    for n in [1, 2, 4] {
-        let engine = Options::default();
-        let store = fixture.store_of(Budget::SlotsPerLayer(0), Lookahead::Off, engine);
-        let mut runner = Runner::new(
-            Arc::clone(&weights),
-            store,
-            Pool::new(2),
-            RunnerOptions::default(),
-        );
-        let mut sequences: Vec<Sequence> = (0..n).map(|_| runner.sequence()).collect();
-        let mut alone = 0;
-        let layers: Vec<usize> = fixture.config.sparse_layers().collect();
-        let experts = fixture.config.experts.count as u32;
-        let mut union = std::collections::BTreeSet::new();
-        for (sequence, prompt) in sequences.iter_mut().zip(&prompts) {
-            runner.prefill(sequence, prompt).unwrap();
-            // What the next token uses when it is decoded alone.
-            let counts = |runner: &Runner| -> Vec<f32> {
-                let usage = runner.store().usage();
-                let keys = layers.iter().flat_map(|l| (0..experts).map(|e| (*l, e)));
-                keys.map(|(layer, expert)| usage.count(layer, expert))
-                    .collect()
-            };
-            let (before, demands) = (counts(&runner), demanded(&runner));
-            runner.decode(sequence, 11).unwrap();
-            alone += demanded(&runner) - demands;
-            let after = counts(&runner);
-            // Counts only fall by age.
-            let used = before
-                .iter()
-                .zip(&after)
-                .enumerate()
-                .filter(|(_, (b, a))| a > b);
-            union.extend(used.map(|(key, _)| key));
-            sequence.truncate(prompt.len());
-        }
-        let before = demanded(&runner);
-        let bytes = runner.store_mut().read_stats().unwrap().bytes();
-        let mut steps: Vec<Step> = (sequences.iter_mut())
-            .map(|sequence| Step {
-                sequence,
-                ids: &[11],
-                logits: Logits::Last,
-            })
-            .collect();
-        runner.forward(&mut steps).unwrap();
-        let together = demanded(&runner) - before;
-        assert_eq!(together, union.len() as u64, "{n} sequences");
-        assert!(n == 1 || together < alone, "{together} of {alone}");
-        // Nothing is kept between layers, so every demand is one read.
-        let read = runner.store_mut().read_stats().unwrap().bytes() - bytes;
-        assert!(read > 0);
-        println!("{n} sequences: {together} experts of {alone}, {read} bytes");
-    }
-}
-
-#[test]
-fn equal_prompts_compute_their_common_beginning_once() {
-    for (name, drafting) in [("f16-long", false), ("mtp-agrees", true)] {
-        let world = World::new(name, drafting);
-        let vocab = world.fixture.config.vocab_size;
-        let mut prompt: Vec<u32> = (0..150).map(|i| (i * i % 83 % vocab) as u32).collect();
-        prompt.push(5);
-        let pool = Pool::new(2);
-        let options = RunnerOptions::default();
-        let mut runner = Runner::new(world.weights, world.fixture.store(), pool, options);
-        let mut first = runner.sequence();
-        assert_eq!(runner.match_prefix(&mut first, &prompt).unwrap(), 0);
-        let expected = bits(runner.prefill(&mut first, &prompt).unwrap());
-        runner.publish(&mut first).unwrap();
-        let pages = runner.free_pages();
-        for i in 0..15 {
-            let mut sequence = runner.sequence();
-            let before = runner.stats().tokens;
-            let reused = runner.match_prefix(&mut sequence, &prompt).unwrap();
-            let logits = bits(runner.prefill(&mut sequence, &prompt[reused..]).unwrap());
-            assert!(logits == expected, "{name} {i}");
-            let computed = runner.stats().tokens - before;
-            assert!(computed <= 2, "{name} {i}: {computed} tokens");
-        }
-        // Each had a copy of the last page, and only while it lived.
-        assert_eq!(runner.free_pages(), pages);
-    }
-}
-
-#[test]
-fn a_runner_moves_between_threads_in_the_middle_of_a_text() {
-    let world = World::new("mixed-mtp", true);
-    let text = &world.texts[0];
-    let options = RunnerOptions::default();
-    let mut runner = Runner::new(
-        Arc::clone(&world.weights),
-        world.fixture.store(),
-        Pool::new(2),
-        options,
-    );
-    let mut sequence = runner.sequence();
-    for (at, id) in text.ids.iter().enumerate().take(8) {
-        (runner, sequence) = std::thread::scope(|scope| {
-            let decoded = scope.spawn(move || {
-                let logits = bits(runner.decode(&mut sequence, *id).unwrap());
-                (runner, sequence, logits)
-            });
-            let (runner, sequence, logits) = decoded.join().unwrap();
-            assert!(logits == text.logits[at]);
-            (runner, sequence)
-        });
-    }
-}
-
-#[test]
-fn drafts_survive_sharing_and_swapping() {
-    for name in ["mtp-agrees", "mixed-mtp", "mtp-share", "mtp-container"] {
-        let world = World::new(name, true);
-        let vocab = world.fixture.config.vocab_size;
-        let ids: Vec<u32> = (0..150).map(|i| (i * i % 83 % vocab) as u32).collect();
-        let runner = || {
-            let (weights, options) = (Arc::clone(&world.weights), RunnerOptions::default());
-            Runner::new(weights, world.fixture.store(), Pool::new(2), options)
-        };
-        let mut solo = runner();
-        let mut straight = solo.sequence();
-        solo.prefill(&mut straight, &ids).unwrap();
-        let expected = solo.draft(&mut straight, 9, 4).unwrap();
-        assert_eq!(expected.len(), 4);
-        let mut runner = runner();
-        let mut first = runner.sequence();
-        runner.prefill(&mut first, &ids).unwrap();
-        runner.publish(&mut first).unwrap();
-        let mut second = runner.sequence();
-        let reused = runner.match_prefix(&mut second, &ids).unwrap();
-        assert!(reused >= 148, "{name}: {reused}");
-        runner.prefill(&mut second, &ids[reused..]).unwrap();
-        for sequence in [&mut second, &mut first] {
-            for swapped in [false, true, true] {
-                if swapped {
-                    runner.swap_out(sequence).unwrap();
-                    runner.swap_in(sequence).unwrap();
-                }
-                let drafts = runner.draft(sequence, 9, 4).unwrap();
-                assert_eq!(drafts, expected, "{name}");
-            }
-            let before = runner.stats().tokens;
-            runner.decode(sequence, 9).unwrap();
-            assert_eq!(runner.stats().tokens, before + 1);
-        }
-    }
-}
-
-#[test]
-fn pages_are_what_the_plan_says() {
-    for (name, drafting) in [("f16-long", false), ("mtp-container", true)] {
-        let world = World::new(name, drafting);
-        let (pool, options) = (Pool::new(2), RunnerOptions::default());
-        let store = world.fixture.store();
-        let mut runner = Runner::new(Arc::clone(&world.weights), store, pool, options);
-        let planned = |tokens| kv_bytes(&world.fixture.config, true, tokens);
-        let ids: Vec<u32> = (0..130).map(|i| i % 61).collect();
-        let [mut one, mut other] = [runner.sequence(), runner.sequence()];
-        runner.prefill(&mut one, &ids).unwrap();
-        runner.prefill(&mut other, &ids[1..71]).unwrap();
-        for sequence in [&mut one, &mut other] {
-            runner.settle_drafts(sequence).unwrap();
-        }
-        assert_eq!(
-            runner.stats().kv_bytes,
-            planned(130) + planned(70),
-            "{name}"
-        );
-        // A shared page is stored once.
-        let mut third = runner.sequence();
-        assert!(runner.match_prefix(&mut third, &ids).unwrap() >= 127);
-        assert_eq!(
-            runner.stats().kv_bytes,
-            planned(130) + planned(70),
-            "{name}"
-        );
-    }
-}
-
-#[test]
-fn a_full_disk_is_an_error_of_one_sequence() {
-    let world = World::new("f32-smallest", false);
-    let options = RunnerOptions {
-        swap_dir: Some("/dev/null/no-such-directory".into()),
-        ..RunnerOptions::default()
-    };
-    let store = world.fixture.store();
-    let mut runner = Runner::new(Arc::clone(&world.weights), store, Pool::new(1), options);
-    let text = &world.texts[0];
-    let mut sequence = runner.sequence();
-    runner.prefill(&mut sequence, &text.ids[..1]).unwrap();
-    let error = runner.swap_out(&mut sequence).unwrap_err();
-    assert!(
-        error.to_string().contains("/dev/null/no-such-directory"),
-        "{error}"
-    );
-    let logits = bits(runner.decode(&mut sequence, text.ids[1]).unwrap());
-    assert!(logits == text.logits[1]);
-}
-
-#[test]
-fn a_sequence_is_of_one_runner() {
-    let world = World::new("f32-smallest", false);
-    let runner = || {
-        let (weights, options) = (Arc::clone(&world.weights), RunnerOptions::default());
-        Runner::new(weights, world.fixture.store(), Pool::new(1), options)
-    };
-    let (mut one, mut other) = (runner(), runner());
-    let mut sequence = one.sequence();
-    let error = other.decode(&mut sequence, 1).unwrap_err();
-    assert!(matches!(error, ModelError::ForeignSequence), "{error}");
-    one.decode(&mut sequence, 1).unwrap();
 }
