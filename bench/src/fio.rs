@@ -66,7 +66,7 @@ pub fn read(
             "--blockalign=4k",
             "--time_based",
         ])
-        // fio would make time for statistics that nobody reads.
+        // Otherwise fio spends time on statistics that are not used.
         .args(["--gtod_reduce=0", "--disable_slat=1", "--disable_clat=1"])
         .arg(format!("--bs={block}"))
         .arg(format!("--iodepth={depth}"))

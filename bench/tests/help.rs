@@ -1,4 +1,4 @@
-//! Whoever comes to a bench learns from it what it needs and how it is run.
+//! Checks that every bench's help says what it needs and how to run it.
 
 use std::process::Command;
 

@@ -1,8 +1,8 @@
 //! Counts how often each expert was selected, in this run and in earlier ones, which a file in the model directory keeps.
 //!
 //! Counts age by the tokens that follow: a use counts half after [`HALF_LIFE`] of them. So a history of any length stays small,
-//! and a new subject displaces the old one in time. What was counted decides which experts are kept in memory and nothing
-//! else; it is never worth an error.
+//! and a new subject displaces the old one in time. The counts decide only which experts are cached, so a file that cannot
+//! be used is a warning, never an error.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub use history::History;
 /// Tokens after which a use counts half.
 pub const HALF_LIFE: f64 = 4096.0;
 
-/// What history belongs to: a model of another shape or content has another one.
+/// Identifies the model of a history. A model of another shape or content has another identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The layers that have experts, ascending; that for multi-token prediction among them, whether it is used or not.
@@ -68,7 +68,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Nothing is counted yet in these `layers`, which are ascending. A token uses `top_k` of the `experts` of each.
+    /// No uses yet in these `layers`, which are ascending. A token uses `top_k` of the `experts` of each.
     pub fn new(layers: Vec<usize>, experts: usize, top_k: usize) -> Usage {
         Usage {
             counts: vec![0.0; layers.len() * experts],
@@ -104,7 +104,7 @@ impl Usage {
         row.map_or(0.0, |row| self.counts[row * self.experts + expert as usize])
     }
 
-    /// Runs that were counted and kept; 0 for what is still counted.
+    /// Runs in a saved history; 0 for the current run.
     pub fn runs(&self) -> u64 {
         self.runs
     }
@@ -132,7 +132,7 @@ impl Usage {
         used.into_iter().map(name).collect()
     }
 
-    /// Adds a run that came after all that is counted here. Both are of the same model, of which the run need not have used all layers.
+    /// Adds a later run. Both are of the same model, of which the run need not have used all layers.
     fn append(&mut self, run: &Usage) {
         age(&mut self.counts, run.tokens(), HALF_LIFE);
         let rows = self.counts.chunks_mut(self.experts.max(1));
@@ -154,7 +154,7 @@ pub(super) fn age(counts: &mut [f32], tokens: u64, half_life: f64) {
     counts.iter_mut().for_each(|count| *count *= left);
 }
 
-/// What is known of a model's runs, from the file in its directory; nothing if there is none. One that cannot be used is a
+/// Reads the history of a model from the file in its directory, if there is one. A file that cannot be used is a
 /// warning.
 pub fn read(dir: &Path, model: &Identity) -> Option<Usage> {
     file::read(&dir.join(FILE_NAME), model).unwrap_or_else(|error| {

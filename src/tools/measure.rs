@@ -1,4 +1,4 @@
-//! Reads at the speed of the drives for some time, through the engine that decoding uses, and counts.
+//! Measures bandwidth: reads for some time through the engine that decoding uses, and counts.
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +8,16 @@ use colibri_ring::{
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 
-/// How to read.
+/// How to load the drives.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Device, windows, chunks.
     pub engine: Options,
-    /// How many layouts are asked for at once. More than the windows hold, so that no drive ever waits for us.
+    /// Layouts requested at once: more than the windows hold, so that no drive waits.
     pub slabs: usize,
     /// Size of the largest layout in bytes.
     pub slab_bytes: u64,
-    /// Read before counting begins, so that what is under way at its beginning makes up for what is at its end.
+    /// Reads before counting begins, so that reads in flight at its beginning offset those in flight at its end.
     pub warm_up: Duration,
     /// Counted time.
     pub time: Duration,
@@ -26,7 +26,7 @@ pub struct Load {
     pub watch_every: Duration,
 }
 
-/// What was read in the counted time.
+/// Reads in the counted time.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// "uring" or "pread".
@@ -74,8 +74,8 @@ pub fn cpu_time() -> Duration {
     )
 }
 
-/// Reads what `next` says, over and over. `watch` is told now and then how long it has been reading, warm-up included, and
-/// how many bytes came from each source so far.
+/// Reads the layouts that `next` returns, over and over. `watch` is called now and then with the time so far, warm-up included, and
+/// the bytes of each source.
 ///
 /// # Errors
 /// When the engine does not run, or a read fails on every copy.
@@ -100,7 +100,7 @@ pub fn read(
     let mut begin: Option<(Instant, Duration, Stats)> = None;
     let mut tick = start;
     loop {
-        // Everything that is known to have happened, and then one flush: an entry into the kernel.
+        // All events, and then one flush: one entry into the kernel.
         let mut event = Some(engine.wait()?);
         while let Some(happened) = event {
             match happened {
@@ -175,7 +175,7 @@ fn measured(
     }
 }
 
-/// Random numbers that need be nothing but different from each other: splitmix64.
+/// Generates random numbers that need not be secure: splitmix64.
 #[derive(Clone, Copy, Debug)]
 pub struct Rng(pub u64);
 

@@ -1,7 +1,7 @@
-//! Random reads of large blocks, to find out what a drive gives: which engine, which block size, how many at once.
+//! Measures a drive with random reads of large blocks: which engine, which block size, how many at once.
 //!
-//! The speed of the page cache is never taken for the drive's. Reads go around it where the file system allows that;
-//! elsewhere the files are dropped from it first, a sample is checked, and what is read is dropped at once.
+//! The speed of the page cache is never taken for the drive's. Reads bypass it where the file system allows O_DIRECT.
+//! Elsewhere the files are dropped from it first, a sample is checked, and each read is dropped at once.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,13 +16,13 @@ use crate::tools::measure;
 mod draw;
 mod rates;
 mod target;
-pub use rates::Demand;
+pub use rates::ExpertTraffic;
 pub use target::Target;
 
 /// Why a drive could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// O_DIRECT was insisted on.
+    /// O_DIRECT was required and refused.
     #[error(transparent)]
     Direct(#[from] DirectRefused),
     /// The engine does not run, or a read failed.
@@ -31,7 +31,7 @@ pub enum ProfileError {
     /// tokio-uring does not run, or a read failed.
     #[error("tokio-uring cannot read: {0}")]
     Tokio(io::Error),
-    /// The files cannot be got out of the page cache.
+    /// The files stay in the page cache.
     #[error(
         "{} stays in the page cache (of {checked} sampled pages, {cached} are, or may be, there after it was told to drop \
          them), whose speed is not the drive's: take a file that --direct on can read", path.display()
@@ -66,7 +66,7 @@ impl ProfileError {
     }
 }
 
-/// What reads.
+/// The engine that reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// The engine on io_uring, with registered files and slabs on huge pages.
@@ -109,8 +109,8 @@ impl Blocks {
 
 /// One measurement.
 #[derive(Clone, Debug)]
-pub struct Run {
-    /// What reads.
+pub struct ProfileRun {
+    /// The engine that reads.
     pub reader: Reader,
     /// Around the page cache.
     pub direct: bool,
@@ -122,16 +122,16 @@ pub struct Run {
     pub time: Duration,
 }
 
-impl Run {
+impl ProfileRun {
     /// How long it reads before it counts.
     pub fn warm_up(&self) -> Duration {
         (self.time / 4).min(Duration::from_millis(500))
     }
 }
 
-/// Its result.
+/// The result of a run.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct ProfileOutcome {
     /// Bytes read.
     pub bytes: u64,
     /// In this time.
@@ -142,13 +142,13 @@ pub struct Outcome {
     pub latency_us: Histogram<u64>,
 }
 
-/// A run that was made.
+/// A run and its result.
 #[derive(Clone, Debug)]
 pub struct Measurement {
-    /// What was asked for.
-    pub run: Run,
-    /// What came of it.
-    pub outcome: Outcome,
+    /// The request.
+    pub run: ProfileRun,
+    /// The result.
+    pub outcome: ProfileOutcome,
     /// When it began.
     pub start: SystemTime,
 }

@@ -1,5 +1,5 @@
-//! How fast a machine would be that one does not have: the real store on simulated drives, with a cost model for the
-//! arithmetic, and routing that was recorded or made up.
+//! Simulates decoding on another machine: the real expert store on simulated drives, with a cost model for the
+//! arithmetic, and recorded or synthetic routing.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,26 +17,26 @@ use crate::weight;
 mod routing;
 pub use routing::{RoutingParams, synthetic_routing};
 
-/// How long the arithmetic of one token takes.
+/// Compute times of one token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compute {
-    /// For each layer, what comes before its router: attention. For a dense layer, all of it.
+    /// By layer: attention, which comes before the router. For a dense layer, all of it.
     pub layers: Vec<Duration>,
-    /// A decision of a router, or a look at it.
+    /// A decision of a router, or a prediction of it.
     pub router: Duration,
     /// The shared expert of a layer.
     pub shared: Duration,
     /// A routed expert.
     pub expert: Duration,
-    /// What comes after the last layer.
+    /// Everything after the last layer.
     pub head: Duration,
 }
 
-/// The decision of a layer's router and the two looks at it.
+/// The decision of a layer's router and the two predictions of it.
 const ROUTER_RUNS: f64 = 3.0;
 
 impl Compute {
-    /// What was measured over `tokens` tokens: `seconds` by phase.
+    /// From a measurement over `tokens` tokens: `seconds` by phase.
     pub fn measured(arch: &Architecture, seconds: &BTreeMap<String, f64>, tokens: u64) -> Compute {
         let layers = arch.num_hidden_layers();
         let sparse: Vec<usize> = arch.sparse_layers().collect();
@@ -60,7 +60,7 @@ impl Compute {
         }
     }
 
-    /// As if all weights that a token uses went through the kernels at so many bytes a second.
+    /// As if the kernels processed all weights that a token uses at `rate` bytes a second.
     pub fn at_rate(arch: &Architecture, shards: &Shards, catalog: &Catalog, rate: f64) -> Compute {
         let time = |bytes: u64| Duration::from_secs_f64(bytes as f64 / rate);
         let tensors = || {
@@ -98,7 +98,7 @@ impl Compute {
         }
     }
 
-    /// Of a token whose layers are all computed, with `top_k` experts in each of `sparse` layers.
+    /// The time of one token with `top_k` experts in each of `sparse` layers.
     pub fn token(&self, sparse: usize, top_k: usize) -> Duration {
         let layer = self.router.mul_f64(ROUTER_RUNS) + self.shared + self.expert * top_k as u32;
         self.layers.iter().sum::<Duration>() + layer * sparse as u32 + self.head
@@ -119,7 +119,7 @@ fn expert_bytes(catalog: &Catalog, layer: usize) -> u64 {
     matrices.map_or(0, |m| m.iter().map(|m| m.stored_bytes()).sum())
 }
 
-/// What a replay took, in simulated time.
+/// The result of a replay, in simulated time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// The prompt, which is the first pass.
@@ -130,22 +130,22 @@ pub struct Replayed {
     pub waited: Duration,
     /// Tokens after the prompt.
     pub tokens: u64,
-    /// Bytes that the drives gave for them, wrong guesses included.
+    /// Bytes read for them, mispredictions included.
     pub read: u64,
 }
 
-/// Replays what routers said on a store of simulated drives.
+/// Replays recorded routing on a store with simulated drives.
 #[derive(Debug)]
 pub struct Replay<'a> {
     store: &'a mut ExpertStore,
     clock: &'a Clock,
     compute: &'a Compute,
     top_k: usize,
-    /// Layers of the running pass of which the part before the router is computed.
+    /// Layers of the running pass whose part before the router is computed.
     done: usize,
     /// The last layer of the running pass whose experts are computed.
     computed: Option<usize>,
-    /// The experts of a layer that are to be computed, and how many tokens use each.
+    /// The layer whose experts are computed next, and how many tokens use each.
     routed: Option<(usize, BTreeMap<u32, u32>)>,
     passes: u64,
     /// Tokens of the running pass.
@@ -157,7 +157,7 @@ pub struct Replay<'a> {
     waited: Duration,
 }
 
-/// Passes that events are of: each goes once through the first layer that has a router.
+/// Counts the passes: each goes once through the first layer that has a router.
 pub fn passes(events: &[RoutingEvent]) -> u64 {
     let routed = |event: &RoutingEvent| match event {
         RoutingEvent::Routed { layer, .. } => Some(*layer),
@@ -192,8 +192,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Replays all events. Layers and experts must be the model's. `passed` is told, often, how many passes are
-    /// complete.
+    /// Replays all events. Layers and experts must be the model's. `passed` is called often with the number of complete passes.
     ///
     /// # Errors
     /// When every drive with an expert has failed.
@@ -227,14 +226,14 @@ impl<'a> Replay<'a> {
                 RoutingEvent::Routed { layer, experts } => {
                     self.reach(*layer, layer + 1, experts.len() / self.top_k);
                     self.spend(self.compute.router, self.tokens);
-                    let mut users = BTreeMap::new();
+                    let mut assignments = BTreeMap::new();
                     for id in experts {
-                        *users.entry(*id).or_insert(0) += 1;
+                        *assignments.entry(*id).or_insert(0) += 1;
                     }
-                    let ids: Vec<u32> = users.keys().copied().collect();
+                    let ids: Vec<u32> = assignments.keys().copied().collect();
                     self.store.routed(*layer, experts)?;
                     self.store.request(*layer, &ids, Urgency::Demand)?;
-                    self.routed = Some((*layer, users));
+                    self.routed = Some((*layer, assignments));
                 }
                 RoutingEvent::Computed { .. } => self.experts()?,
                 RoutingEvent::Measured { .. } => {}
@@ -260,8 +259,7 @@ impl<'a> Replay<'a> {
         self.clock.advance(time * times);
     }
 
-    /// Computes what comes before the router up to layer `end`, on the way to `layer`. If that has been passed, it is one of
-    /// the next pass.
+    /// Computes the layers up to `end`, on the way to `layer`. A layer whose experts are computed already belongs to the next pass.
     fn reach(&mut self, layer: usize, end: usize, tokens: usize) {
         if self.computed.is_some_and(|computed| layer <= computed) {
             self.end_pass();
@@ -288,9 +286,9 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Computes the experts of a layer as they arrive, beside the shared one.
+    /// Computes the shared expert, then the routed experts of a layer as they arrive.
     fn experts(&mut self) -> Result<(), StreamError> {
-        let Some((layer, users)) = self.routed.take() else {
+        let Some((layer, assignments)) = self.routed.take() else {
             return Ok(());
         };
         self.computed = Some(layer);
@@ -305,12 +303,12 @@ impl<'a> Replay<'a> {
                 Some(Ready::Down { expert, .. }) => (expert, 1),
                 None => return Ok(()),
             };
-            self.spend(self.compute.expert * thirds / 3, users[&expert]);
+            self.spend(self.compute.expert * thirds / 3, assignments[&expert]);
         }
     }
 }
 
-/// Bytes of expert weights that the kernels of this machine compute a second, out of memory.
+/// Bytes of expert weights per second that the kernels of this machine process from memory.
 pub fn kernel_rate(catalog: &Catalog, pool: &Pool) -> f64 {
     /// More than any cache holds.
     const BYTES: u64 = 256 << 20;

@@ -1,9 +1,9 @@
-//! Puts copies of a model's shards on another drive, for it to be a mirror: the hottest first, as many as fit into a budget.
+//! Copies a model's shards to another drive, as a mirror: the hottest first, as many as fit into a budget.
 //!
-//! A shard is written beside its place under another name, compared with the original as the drive gives both back, and
-//! then renamed. So whatever has a shard's name is a whole copy, of which later runs compare size, header and a sample of the
-//! content, and a run that was ended in any way is continued by the next.
-//! Nothing is ever deleted or overwritten but the unfinished files of this program.
+//! A shard is written under a temporary name, compared with the original as both drives return it, and
+//! then renamed. So a file with a shard's name is a complete copy; later runs compare its size, header and a sample of its
+//! content. An interrupted run is continued by the next.
+//! Only unfinished files of this program are ever deleted or overwritten.
 
 use std::collections::HashMap;
 use std::fs;
@@ -111,7 +111,7 @@ pub enum StageError {
     /// The model cannot be read.
     #[error(transparent)]
     Shards(#[from] ShardError),
-    /// O_DIRECT was insisted on.
+    /// O_DIRECT was required and refused.
     #[error(transparent)]
     Direct(#[from] DirectRefused),
     /// The engine does not run, or the original cannot be read.
@@ -145,42 +145,42 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StageErr
     }
 }
 
-/// What has to be done about a shard.
+/// What remains to be done for a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// A copy is there.
+pub enum CopyState {
+    /// The copy is complete.
     Complete,
-    /// Nothing, or this many bytes of an unfinished copy, are there.
+    /// The copy does not exist, or is unfinished.
     Missing {
-        /// Bytes that an earlier run has left.
+        /// Bytes of the unfinished copy.
         begun: u64,
     },
     /// The budget is used up.
     LeftOut,
 }
 
-/// A shard and what has to be done about it.
+/// A shard and the state of its copy.
 #[derive(Clone, Debug)]
 pub struct Shard {
     /// The original.
     pub file: Arc<File>,
     /// Where its copy belongs.
     pub to: PathBuf,
-    /// What is there.
-    pub state: State,
+    /// The state of the copy.
+    pub state: CopyState,
 }
 
 impl Shard {
     /// Bytes that have to be written.
     pub fn to_write(&self) -> u64 {
         match self.state {
-            State::Missing { begun } => self.file.size() - begun,
-            State::Complete | State::LeftOut => 0,
+            CopyState::Missing { begun } => self.file.size() - begun,
+            CopyState::Complete | CopyState::LeftOut => 0,
         }
     }
 }
 
-/// Everything that has to be done, hottest shard first.
+/// All shards and small files to copy, hottest shard first.
 #[derive(Clone, Debug)]
 pub struct Work {
     /// The directory of the copies.
@@ -199,7 +199,7 @@ impl Work {
         self.shards.iter().map(Shard::to_write).sum()
     }
 
-    /// Looks at what is there. With a budget, at most so many bytes of shards will be in the directory. Writes nothing.
+    /// Compares the directory with the model. With a budget, at most so many bytes of shards will be in the directory. Writes nothing.
     ///
     /// # Errors
     /// When the directory is not fit for copies, something else is in the way, or there is not enough room.
@@ -231,17 +231,17 @@ impl Work {
             let state = match found {
                 None => {
                     different.push((path.clone(), file.path().to_owned()));
-                    State::Complete
+                    CopyState::Complete
                 }
-                // What is there is there, whatever the budget says.
-                Some(State::Complete) => State::Complete,
-                Some(_) if file.size() > left => State::LeftOut,
+                // Complete copies stay, also beyond the budget.
+                Some(CopyState::Complete) => CopyState::Complete,
+                Some(_) if file.size() > left => CopyState::LeftOut,
                 Some(state) => state,
             };
-            if state != State::LeftOut {
+            if state != CopyState::LeftOut {
                 left = left.saturating_sub(file.size());
             }
-            if let State::Missing { .. } = state {
+            if let CopyState::Missing { .. } = state {
                 needed += file.size().saturating_sub(allocated(&unfinished(&path)));
             }
             work.shards.push(Shard {
@@ -277,7 +277,7 @@ impl Work {
     }
 }
 
-/// Name of an unfinished copy: no shard, to whoever lists the directory.
+/// Name of an unfinished copy, which no reader of the directory takes for a shard.
 fn unfinished(path: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
@@ -291,8 +291,8 @@ fn allocated(path: &Path) -> u64 {
         .map_or(0, |meta| meta.blocks() * 512)
 }
 
-/// What is there of a shard; `None` for something else.
-fn look(file: &File, path: &Path) -> Result<Option<State>, StageError> {
+/// The state of a shard's copy; `None` when another file has its name.
+fn look(file: &File, path: &Path) -> Result<Option<CopyState>, StageError> {
     if path.symlink_metadata().is_ok() {
         let copy = File::open(path)
             .ok()
@@ -302,7 +302,7 @@ fn look(file: &File, path: &Path) -> Result<Option<State>, StageError> {
             Some(copy) => is_copy(file, &copy)? && data_sample(file)? == data_sample(&copy)?,
             None => false,
         };
-        return Ok(same.then_some(State::Complete));
+        return Ok(same.then_some(CopyState::Complete));
     }
     let part = unfinished(path).symlink_metadata();
     let begun = part
@@ -311,7 +311,7 @@ fn look(file: &File, path: &Path) -> Result<Option<State>, StageError> {
         .map_or(0, |meta| meta.len());
     // One that is longer belonged to another model.
     let begun = if begun > file.size() { 0 } else { begun };
-    Ok(Some(State::Missing { begun }))
+    Ok(Some(CopyState::Missing { begun }))
 }
 
 /// The directory must not be one of the model's, or inside one.

@@ -19,7 +19,7 @@ const ENTRY: usize = size_of::<ChunkRead>()
     + size_of::<DemandRecord>()
     + size_of::<Chunk>()
     + size_of::<Slice>()
-    + size_of::<Demand>()
+    + size_of::<DemandMark>()
     + 2 * size_of::<ForwardPass>();
 
 // The memory plan reserves ENTRY_BYTES for each.
@@ -63,7 +63,7 @@ pub struct Slice {
 
 /// Experts of a layer that were demanded at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Demand {
+pub struct DemandMark {
     /// When, in nanoseconds since the begin of the trace.
     pub at: u64,
     /// Of which layer.
@@ -86,7 +86,7 @@ pub struct Trace {
     /// The tokens that went through the layers.
     pub passes: Vec<ForwardPass>,
     /// In order.
-    pub demands: Vec<Demand>,
+    pub demands: Vec<DemandMark>,
     /// By layer and expert, how often it was demanded.
     pub uses: Vec<Vec<u32>>,
     /// Chunks, spans and demands beyond the capacity.
@@ -131,7 +131,7 @@ impl Trace {
             layer: span.layer,
             expert: span.expert,
         });
-        let demands = log.demands.iter().map(|demand| Demand {
+        let demands = log.demands.iter().map(|demand| DemandMark {
             at: nanos(demand.at),
             layer: demand.layer,
             hits: demand.hits,

@@ -130,7 +130,7 @@ fn a_stop_forgets_only_what_was_interrupted() {
     assert!(straight.prefill(&[1, 2, 3, 4]).unwrap() == again);
 }
 
-/// Whoever waits for a prompt sees that it moves: in every layer, in its attention and at every expert.
+/// A long prompt reports progress: in every layer, in its attention and at every expert.
 #[test]
 fn a_prompt_says_how_far_it_is() {
     let pool = Arc::new(Pool::new(1));

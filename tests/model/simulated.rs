@@ -1,4 +1,4 @@
-//! The expert store on simulated drives: right whatever the drives and the routing do, and fast when they behave.
+//! Tests the expert store on simulated drives: correct for any drives and routing, and fast on healthy drives.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -146,7 +146,7 @@ fn any_drive() -> impl Strategy<Value = SimDrive> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is routed and guessed, on whatever drives: every demanded expert is handed out once and the run ends; an
+    /// For any routing, predictions and drives: every demanded expert is handed out once and the run ends; an
     /// error comes only when every drive has failed; without speculation and failures, nothing is read that was not missed.
     #[test]
     fn nothing_is_lost_or_stuck(
@@ -158,16 +158,16 @@ proptest! {
         let all_fail = drives.iter().all(|d| d.fails_at.is_some());
         let clean = drives.iter().all(|d| d.fails_at.is_none() && d.short_every == 0);
         let mut b = bench(drives, per_layer, lookahead);
-        for (i, (seed, looks, micros, many)) in steps.into_iter().enumerate() {
+        for (i, (seed, predictions, micros, many)) in steps.into_iter().enumerate() {
             let (at, layers) = (i % b.layers.len(), b.layers.clone());
             let ids = some(seed, if many { 9 } else { TOP_K }, b.experts);
             let result = (|| {
                 b.store.routed(layers[at], &ids)?;
                 b.store.request(layers[at], &ids, Urgency::Demand)?;
                 if let Some(&next) = layers.get(at + 1) {
-                    for look in 0..looks {
-                        let guess = some(seed ^ u64::from(look), 5, b.experts);
-                        b.store.predict(next, &guess, 5)?;
+                    for i in 0..predictions {
+                        let predicted = some(seed ^ u64::from(i), 5, b.experts);
+                        b.store.predict(next, &predicted, 5)?;
                     }
                 }
                 b.compute(&ids, Duration::from_micros(micros))
@@ -316,9 +316,9 @@ fn the_same_run_takes_the_same_time() {
             let ids = some(step, TOP_K, b.experts);
             b.store.routed(layers[at], &ids).unwrap();
             b.store.request(layers[at], &ids, Urgency::Demand).unwrap();
-            let guess = some(step + 1, 5, b.experts);
+            let predicted = some(step + 1, 5, b.experts);
             if let Some(&next) = layers.get(at + 1) {
-                b.store.predict(next, &guess, 5).unwrap();
+                b.store.predict(next, &predicted, 5).unwrap();
             }
             b.compute(&ids, Duration::from_millis(3)).unwrap();
         }

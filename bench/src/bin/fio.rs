@@ -19,7 +19,7 @@ use clap::Parser;
 use colibri_bench::fio::{self, HugePages};
 use colibri_bench::median;
 use colibri_ring::File;
-use colibri_uring::tools::profile::{Blocks, Reader, Run, Target};
+use colibri_uring::tools::profile::{Blocks, ProfileRun, Reader, Target};
 
 /// Random reads by the ring and by fio in turn: bandwidth and processor time
 #[derive(Debug, Parser)]
@@ -130,8 +130,8 @@ fn ring(args: &Args, target: &Target, block: u64) -> anyhow::Result<Speed> {
     Ok(result(outcome.bytes, outcome.elapsed, outcome.cpu))
 }
 
-fn run(args: &Args, block: u64) -> Run {
-    Run {
+fn run(args: &Args, block: u64) -> ProfileRun {
+    ProfileRun {
         reader: Reader::Uring,
         direct: true,
         blocks: Blocks::Anywhere(block),

@@ -19,7 +19,7 @@ use colibri_uring::runtime::plan::{self, PlanError, PlanRequest, Roots};
 use colibri_uring::shards::Shards;
 use colibri_uring::stream::{Catalog, ExpertFiles};
 use colibri_uring::tools::profile::{
-    Blocks, Demand, Measurement, Outcome, ProfileError, Reader, Run, Target,
+    Blocks, ExpertTraffic, Measurement, ProfileError, ProfileOutcome, ProfileRun, Reader, Target,
 };
 use colibri_uring::tools::report::hlog::Interval;
 use colibri_uring::tools::report::machine;
@@ -102,7 +102,7 @@ struct Subject {
     name: String,
     target: Target,
     blocks: Vec<Blocks>,
-    demand: Option<Demand>,
+    demand: Option<ExpertTraffic>,
 }
 
 pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
@@ -193,7 +193,7 @@ const TOGETHER: f64 = 30.0;
 /// Bounds of the seconds of one run.
 const EACH: (f64, f64) = (0.05, 2.0);
 
-fn plan_runs(args: &ProfileArgs, subject: &Subject, modes: &[(Reader, bool)]) -> Vec<Run> {
+fn plan_runs(args: &ProfileArgs, subject: &Subject, modes: &[(Reader, bool)]) -> Vec<ProfileRun> {
     let depths: Vec<usize> = match args.queue_depth.as_slice() {
         [] => vec![1, 2, 4, 8, 16],
         given => given.iter().map(|n| usize::from(*n)).collect(),
@@ -206,7 +206,7 @@ fn plan_runs(args: &ProfileArgs, subject: &Subject, modes: &[(Reader, bool)]) ->
     for blocks in &subject.blocks {
         for &(reader, direct) in modes {
             for &queue_depth in &depths {
-                runs.push(Run {
+                runs.push(ProfileRun {
                     reader,
                     direct,
                     blocks: blocks.clone(),
@@ -224,7 +224,7 @@ fn plan_runs(args: &ProfileArgs, subject: &Subject, modes: &[(Reader, bool)]) ->
 fn measure(
     args: &ProfileArgs,
     target: &Target,
-    runs: Vec<Run>,
+    runs: Vec<ProfileRun>,
 ) -> anyhow::Result<(Vec<Measurement>, bool)> {
     let stop = interrupt::install().context("cannot handle Ctrl-C")?;
     let bar = progress::steps(runs.len() as u64);
@@ -291,9 +291,9 @@ fn measure(
 /// must end the program.
 fn unless_stopped(
     target: &Target,
-    run: &Run,
+    run: &ProfileRun,
     stop: &AtomicBool,
-) -> Option<Result<Outcome, ProfileError>> {
+) -> Option<Result<ProfileOutcome, ProfileError>> {
     const POLL: Duration = Duration::from_millis(20);
     let (send, receive) = channel();
     let (target, run) = (target.clone(), run.clone());
@@ -311,7 +311,7 @@ fn unless_stopped(
     }
 }
 
-fn described(run: &Run) -> String {
+fn described(run: &ProfileRun) -> String {
     let (reader, block) = (run.reader.name(), human(run.blocks.longest()));
     format!("{reader} of {block}, {} at once", run.queue_depth)
 }
@@ -363,7 +363,7 @@ fn of_model(args: &ProfileArgs) -> anyhow::Result<Subject> {
         name: machine::listed(&args.model),
         target: Target::new(files.collect()),
         blocks,
-        demand: Some(Demand {
+        demand: Some(ExpertTraffic {
             token_bytes: token as u64,
             experts: count,
             kept,

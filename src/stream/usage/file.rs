@@ -1,4 +1,4 @@
-//! The file of a model's usage: small, of a fixed length for a model, and checked whole before anything in it is believed.
+//! Reads and writes the usage file of a model. It has a fixed length for a model, and is checked whole before it is used.
 //! docs/formats.md has the layout.
 
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ const MAX_BYTES: u64 = 64 << 20;
 /// No count that ages becomes as large.
 const MAX_COUNT: f32 = 1e9;
 
-/// Why a file says nothing about a model.
+/// Why a usage file is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum UsageError {
     /// It cannot be read.
@@ -50,7 +50,7 @@ pub enum UsageError {
         /// Its version.
         version: u32,
     },
-    /// It is whole, and of another model.
+    /// It belongs to another model.
     #[error("{} is the history of another model ({what} differ); it is ignored and stays as it is: remove it to begin anew", file.display())]
     OtherModel {
         /// The file.
@@ -58,7 +58,7 @@ pub enum UsageError {
         /// What is not the same.
         what: &'static str,
     },
-    /// It was one, and is truncated or has changed.
+    /// It is truncated, or its checksum is wrong.
     #[error("{} is damaged ({what}); it is ignored and will be replaced", file.display())]
     Damaged {
         /// The file.
@@ -69,13 +69,13 @@ pub enum UsageError {
 }
 
 impl UsageError {
-    /// Whether nobody can want what is in the file, so that it may be replaced.
+    /// Whether the file is useless and may be replaced.
     pub fn replaceable(&self) -> bool {
         matches!(self, UsageError::Damaged { .. })
     }
 }
 
-/// What the file says about a model; `None` if there is no file.
+/// Reads the usage of a model; `None` if there is no file.
 pub(super) fn read(path: &Path, model: &Identity) -> Result<Option<Usage>, UsageError> {
     let file = path.to_path_buf();
     // Before it is opened: opening a pipe would wait for its other end.
@@ -130,7 +130,7 @@ impl Numbers<'_> {
     }
 }
 
-/// What `bytes` say about `model`. Nothing is allocated before their checksum and their model are right.
+/// Parses the usage of `model`. Nothing is allocated before checksum and model are checked.
 fn parse(bytes: &[u8], model: &Identity) -> Result<Usage, Flaw> {
     const TRUNCATED: Flaw = Flaw::Damaged("it is truncated");
     let mut numbers = Numbers(bytes);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_usage_is_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE_NAME);
         assert_eq!(read(&path, &model()).unwrap(), None);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_left_alone() {
+    fn a_directory_of_that_name_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let error = read(dir.path(), &model()).unwrap_err();
         assert!(matches!(error, UsageError::Foreign { .. }) && !error.replaceable());

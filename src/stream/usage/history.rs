@@ -1,17 +1,17 @@
-//! The history of one directory, over the time of a run.
+//! Reads a model's usage history at the start of a run, and adds the run at its end.
 
 use std::path::{Path, PathBuf};
 
 use super::file::{self, FILE_NAME};
 use super::{Identity, Usage};
 
-/// What is known at the start of a run, and where the run is added at its end. Whatever is wrong with the file costs one warning.
+/// The history of a model. A file that cannot be read or written costs one warning.
 #[derive(Debug)]
 pub struct History {
     path: PathBuf,
     model: Identity,
     usage: Option<Usage>,
-    /// Somebody else's file has the name.
+    /// The name is taken by a file that must not be replaced.
     taken: bool,
 }
 
@@ -34,12 +34,12 @@ impl History {
         }
     }
 
-    /// What the runs before have counted.
+    /// The uses in earlier runs.
     pub fn usage(&self) -> Option<&Usage> {
         self.usage.as_ref()
     }
 
-    /// Adds what a run has counted to what the file says now: another run may have ended meanwhile.
+    /// Adds the uses of a run to those in the file, which another run may have updated meanwhile.
     pub fn keep(&self, run: &Usage) {
         if self.taken || run.tokens() == 0 {
             return;
@@ -57,7 +57,7 @@ impl History {
         match file::write(&self.path, &usage, &self.model) {
             Ok(()) => tracing::debug!("{} has {} runs", self.path.display(), usage.runs()),
             Err(e) => tracing::warn!(
-                "which experts were used is not kept: cannot write {}: {e}",
+                "expert usage is not saved: cannot write {}: {e}",
                 self.path.display()
             ),
         }
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_damaged_is_replaced() {
+    fn only_damaged_files_are_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE_NAME);
         for (content, replaced) in [

@@ -1,5 +1,5 @@
-//! Check sums of the finished shards. Before the source of a shard is removed, what was made from it must be whole on the drive:
-//! in a run that has not written the shard itself, it is read back and compared.
+//! Saves the checksums of finished shards. Before the source of a shard is removed, the shard must be whole on the drive:
+//! a run that has not written it reads it back and compares.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The directories: what is read, what may be removed, and where the output goes.
+//! Opens source files, removes them once they are converted, and locks the output directory.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use crate::shards::write_whole;
 /// Larger than any tokenizer by far, in bytes.
 const MAX_SMALL_FILE: u64 = 256 << 20;
 
-/// The files of the checkpoint, as far as they are still there.
+/// The files of the checkpoint that have not been removed.
 #[derive(Debug)]
 pub struct Sources {
     /// The notes, for messages.
@@ -86,7 +86,7 @@ impl Sources {
     /// # Errors
     /// When it is not the one of the plan any more, or the system refuses.
     pub fn remove(&mut self, file: usize, manifest: &Manifest) -> Result<bool, ConvertError> {
-        // The space is free only when nobody has the file open.
+        // The file system frees the space only when the file is closed.
         self.files[file] = None;
         let path = self.path(file);
         if fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {

@@ -1,5 +1,5 @@
-//! The notes of a conversion: its plan, and what it was made from. They lie in the output directory from before the first shard
-//! is begun, and stay there.
+//! Saves the plan of a conversion and the identities of its sources in the output directory, before the first shard
+//! is begun.
 
 use std::collections::HashSet;
 use std::fs;
@@ -71,7 +71,7 @@ impl Identity {
     }
 }
 
-/// The notes.
+/// The plan of a conversion and its sources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     version: u32,
@@ -143,8 +143,8 @@ impl Manifest {
         Ok(Some(manifest))
     }
 
-    /// Whether everything it refers to is there. (Notes that somebody has edited must not make the program panic or write outside
-    /// of its directory.)
+    /// Whether all references are valid. An edited manifest must not make the program panic or write outside
+    /// of its directory.
     fn is_consistent(&self) -> bool {
         let plain = |name: &Path| {
             name.file_name() == Some(name.as_os_str())

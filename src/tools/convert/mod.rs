@@ -1,4 +1,4 @@
-//! From a checkpoint to a container: every matrix in the format that is asked for, shard by shard.
+//! Converts a checkpoint to a container, shard by shard: every matrix gets the requested format.
 //!
 //! `plan` decides what each output shard holds and where its bytes come from, from the index alone; `shapes` knows which
 //! matrices there are. The plan is kept beside the output (`manifest`), because with `delete_source` it could not be made

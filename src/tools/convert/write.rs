@@ -1,4 +1,4 @@
-//! Carrying out one shard: blocks of rows, on all threads, each read, converted and written to its place.
+//! Writes one shard: all threads read, convert and write blocks of rows.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

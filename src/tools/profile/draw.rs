@@ -1,4 +1,4 @@
-//! Where the next block is: anywhere in the files, or one of those that are given.
+//! Draws the next block to read: anywhere in the files, or from a list.
 
 use std::sync::Arc;
 

@@ -1,38 +1,38 @@
-//! What a drive's bandwidth means for a model: tokens a second.
+//! Converts a drive's bandwidth into a model's tokens per second.
 
 use bytesize::ByteSize;
 
-/// What a model asks of the drive for each token.
+/// What a model reads for each token, and how much of it memory holds.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Demand {
+pub struct ExpertTraffic {
     /// Bytes of all experts that a token uses.
     pub token_bytes: u64,
     /// Routed experts of the model.
     pub experts: u64,
-    /// How many of them the memory that decoding would plan with keeps; or why it has no plan.
+    /// How many of them fit into the memory plan; or why there is no plan.
     pub kept: Result<u64, String>,
 }
 
-impl Demand {
-    /// Tokens a second with no expert in memory, at a speed in bytes a second.
+impl ExpertTraffic {
+    /// Tokens per second with no expert in memory, at a speed in bytes per second.
     pub fn cold(&self, speed: f64) -> f64 {
         speed / self.token_bytes.max(1) as f64
     }
 
-    /// The part of a token's experts that are found in memory when routing is even: real routing prefers some, and finds more.
+    /// The hit rate when all experts are used equally often. Real routing prefers some, and hits more.
     pub fn even_hits(&self) -> Option<f64> {
         let kept = *self.kept.as_ref().ok()?;
         Some((kept as f64 / self.experts.max(1) as f64).min(1.0))
     }
 
-    /// Tokens a second with what memory keeps and even routing, at a speed in bytes a second. `None` where the drive is not
-    /// needed, or nothing is known.
+    /// Tokens per second with the planned memory and even routing, at a speed in bytes per second. `None` when the drive is not
+    /// needed, or there is no plan.
     pub fn cached(&self, speed: f64) -> Option<f64> {
         let missed = 1.0 - self.even_hits()?;
         (missed > 0.0).then(|| self.cold(speed) / missed)
     }
 
-    /// What somebody who wants to buy the drive has to know.
+    /// The verdict in sentences.
     pub fn sentences(&self, speed: f64) -> Vec<String> {
         let mib = speed / f64::from(1 << 20);
         let cold = self.cold(speed);
@@ -62,8 +62,8 @@ impl Demand {
 mod tests {
     use super::*;
 
-    fn demand(kept: u64) -> Demand {
-        Demand {
+    fn traffic(kept: u64) -> ExpertTraffic {
+        ExpertTraffic {
             token_bytes: 100 << 20,
             experts: 400,
             kept: Ok(kept),
@@ -71,22 +71,22 @@ mod tests {
     }
 
     #[test]
-    fn what_memory_keeps_need_not_be_read() {
+    fn cached_experts_are_not_read() {
         let speed = f64::from(1000 << 20);
-        assert_eq!(demand(0).cold(speed), 10.0);
-        assert_eq!(demand(0).cached(speed), Some(10.0));
-        assert_eq!(demand(300).cached(speed), Some(40.0));
-        assert_eq!(demand(400).cached(speed), None);
-        assert!(demand(400).sentences(speed)[1].contains("not needed"));
-        assert!(demand(300).sentences(speed)[1].contains("40.00 tokens"));
+        assert_eq!(traffic(0).cold(speed), 10.0);
+        assert_eq!(traffic(0).cached(speed), Some(10.0));
+        assert_eq!(traffic(300).cached(speed), Some(40.0));
+        assert_eq!(traffic(400).cached(speed), None);
+        assert!(traffic(400).sentences(speed)[1].contains("not needed"));
+        assert!(traffic(300).sentences(speed)[1].contains("40.00 tokens"));
     }
 
     #[test]
-    fn a_model_that_does_not_fit_is_said_to() {
-        let demand = Demand {
+    fn the_reason_for_no_plan_is_printed() {
+        let traffic = ExpertTraffic {
             kept: Err("too large".into()),
-            ..demand(0)
+            ..traffic(0)
         };
-        assert!(demand.sentences(1e9)[1].ends_with("too large."));
+        assert!(traffic.sentences(1e9)[1].ends_with("too large."));
     }
 }

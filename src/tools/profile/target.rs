@@ -1,4 +1,4 @@
-//! One measurement of a drive: its files leave the page cache or are read around it, then random blocks are read for some time.
+//! Measures a drive: drops its files from the page cache or bypasses it, then reads random blocks for some time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use colibri_ring::{
 };
 
 use super::draw::{Draw, GRID};
-use super::{Blocks, Outcome, ProfileError, Reader, Run};
+use super::{Blocks, ProfileError, ProfileOutcome, ProfileRun, Reader};
 use crate::memory;
 use crate::tools::measure::{self, Load, Rng, cpu_time};
 
@@ -30,7 +30,7 @@ impl Target {
         &self.files
     }
 
-    /// Why the files, or one of them, cannot be read around the page cache.
+    /// Why one of the files cannot be read with O_DIRECT.
     pub fn direct_refused(&self) -> Option<String> {
         let refused = |file: &Arc<File>| Some(file.direct_fd().err()?.to_owned());
         self.files.iter().find_map(refused)
@@ -49,7 +49,7 @@ impl Target {
         Files::new(copies.collect(), mode)
     }
 
-    /// Drops the files from the page cache, and looks whether that worked.
+    /// Drops the files from the page cache, and checks a sample.
     fn drop_cached(&self) -> Result<(), ProfileError> {
         const SAMPLE: usize = 64;
         let mut rng = Rng(3);
@@ -65,7 +65,7 @@ impl Target {
                 // Asking may have started a read.
                 file.advise(offset - offset % GRID, GRID, Advice::DontNeed);
             }
-            // A few pages may be somebody else's.
+            // Another process may have read a few pages.
             if cached > SAMPLE / 16 {
                 return Err(ProfileError::Cached {
                     path: file.path().to_owned(),
@@ -81,7 +81,7 @@ impl Target {
     ///
     /// # Errors
     /// [`ProfileError`].
-    pub fn measure(&self, run: &Run) -> Result<Outcome, ProfileError> {
+    pub fn measure(&self, run: &ProfileRun) -> Result<ProfileOutcome, ProfileError> {
         let files = self.engine_files(run.direct)?;
         if !run.direct {
             self.drop_cached()?;
@@ -102,7 +102,7 @@ impl Target {
                 let reads =
                     tokio_read::read(&files, run.queue_depth, buffers, times, next, cpu_time)
                         .map_err(ProfileError::Tokio)?;
-                return Ok(Outcome {
+                return Ok(ProfileOutcome {
                     bytes: reads.bytes,
                     elapsed: reads.elapsed,
                     cpu: reads.cpu,
@@ -140,7 +140,7 @@ impl Target {
             files.layout(&[range]).expect("inside a file")
         };
         let measured = measure::read(&files, load, next, |_, _| ())?;
-        Ok(Outcome {
+        Ok(ProfileOutcome {
             bytes: measured.total(),
             elapsed: measured.elapsed,
             cpu: measured.cpu,
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_no_drive() {
+    fn files_in_memory_are_refused() {
         let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
             return;
         };
@@ -179,7 +179,7 @@ mod tests {
         std::fs::write(&path, vec![7; 1 << 20]).unwrap();
         let target = Target::new(vec![Arc::new(File::open(path).unwrap())]);
         assert!(target.direct_refused().is_some());
-        let run = Run {
+        let run = ProfileRun {
             reader: Reader::Pread,
             direct: false,
             blocks: Blocks::Anywhere(4096),

@@ -1,4 +1,4 @@
-//! What plots have in common: the figure around them, the lines and labels of their axes, the legend.
+//! Draws the shared parts of plots: the figure, the axes with lines and labels, the legend.
 
 use std::fmt::Write as _;
 

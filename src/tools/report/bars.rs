@@ -1,4 +1,4 @@
-//! Horizontal bars that may have several parts, as inline SVG.
+//! Draws horizontal stacked bars as inline SVG.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Lines over two axes, as inline SVG.
+//! Draws line charts as inline SVG.
 
 use std::fmt::Write as _;
 

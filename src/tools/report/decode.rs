@@ -1,4 +1,4 @@
-//! The report of `decode`.
+//! Builds the report of `decode`.
 
 use super::{Axis, Chart, Grid, Page, Scale, Series, Stack, pipeline};
 use crate::model::Phase;
@@ -35,7 +35,7 @@ pub fn page(about: &About<'_>, trace: &Trace) -> Page {
     page.section("The pipeline");
     page.text(
         "Drawn to scale. Each layer has a colour, for the reads of its experts above as for its computation below: where reads have another \
-         colour than the layer that is being computed, the drives are ahead of it. Pale reads were begun on a guess, before the router had chosen.",
+         colour than the layer that is being computed, the drives are ahead of it. Pale reads were prefetched, before the router had chosen.",
     );
     pipeline::draw(trace, &mut page.body);
     page.section("Tokens");

@@ -1,4 +1,4 @@
-//! A map of cells, the stronger the more, as inline SVG.
+//! Draws a heat map as inline SVG.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! The HdrHistogram interval log: one tagged histogram for each measurement, for the standard viewers.
+//! Writes an HdrHistogram interval log: one tagged histogram for each measurement, for the standard viewers.
 
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! On what a measurement was made.
+//! Describes the machine of a measurement.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,4 @@
-//! The report of `profile`.
+//! Builds the report of `profile`.
 
 use bytesize::ByteSize;
 

@@ -1,4 +1,4 @@
-//! Columns of stacked parts over a row of equal things, as inline SVG.
+//! Draws stacked columns as inline SVG.
 
 use std::fmt::Write as _;
 

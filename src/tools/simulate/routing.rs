@@ -1,4 +1,4 @@
-//! Routing that nobody recorded: random, with the regularities that were measured on real models.
+//! Generates synthetic routing: random, with the regularities that were measured on real models.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -6,19 +6,19 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use crate::arch::Architecture;
 use crate::stream::routing::RoutingEvent;
 
-/// How regular made-up routing is.
+/// How regular synthetic routing is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoutingParams {
-    /// Share of a token's experts that the token before used, too.
+    /// Share of a token's experts that the token before also used.
     pub repeated: f64,
-    /// Share of a layer's experts that the early look, at the router of the layer before, finds.
+    /// Share of a layer's experts that the early prediction finds, made at the router of the layer before.
     pub early: f64,
-    /// Share that the late look finds, at the end of the layer before.
+    /// Share that the late prediction finds, made at the end of the layer before.
     pub late: f64,
 }
 
 impl Default for RoutingParams {
-    /// GLM-5.2: 23% to 41% are repeated; 72% and 84% are foreseen.
+    /// GLM-5.2: 23% to 41% are repeated; 72% and 84% are predicted.
     fn default() -> RoutingParams {
         RoutingParams {
             repeated: 0.3,
@@ -50,7 +50,7 @@ impl Rng {
     }
 }
 
-/// Routing of `tokens` tokens, one at a time. The same seed makes the same.
+/// Routing of `tokens` tokens, one at a time. The same seed gives the same routing.
 pub fn synthetic_routing(
     arch: &Architecture,
     tokens: usize,
@@ -75,14 +75,20 @@ pub fn synthetic_routing(
             }
         }
         for (i, &layer) in layers.iter().enumerate() {
-            events.push(look(layer, &chosen[i], params.late, experts, &mut rng));
+            events.push(predicted(layer, &chosen[i], params.late, experts, &mut rng));
             let experts_of_layer = chosen[i].clone();
             events.push(RoutingEvent::Routed {
                 layer,
                 experts: experts_of_layer,
             });
             if let Some(&next) = layers.get(i + 1) {
-                events.push(look(next, &chosen[i + 1], params.early, experts, &mut rng));
+                events.push(predicted(
+                    next,
+                    &chosen[i + 1],
+                    params.early,
+                    experts,
+                    &mut rng,
+                ));
             }
             events.push(RoutingEvent::Computed { layer });
         }
@@ -90,12 +96,18 @@ pub fn synthetic_routing(
     events
 }
 
-/// A look that finds so many of the `chosen` experts; what it is surer of is more often right.
-fn look(layer: usize, chosen: &[u32], found: f64, experts: usize, rng: &mut Rng) -> RoutingEvent {
+/// A prediction that finds a share `found` of the `chosen` experts; its first candidates are more often right.
+fn predicted(
+    layer: usize,
+    chosen: &[u32],
+    found: f64,
+    experts: usize,
+    rng: &mut Rng,
+) -> RoutingEvent {
     let ranks = chosen.len().min(experts);
     let mut ranked: Vec<u32> = Vec::with_capacity(ranks);
     for (rank, &id) in chosen.iter().enumerate() {
-        // From nearly certain at the first rank, down evenly, with the wanted mean.
+        // Falls evenly from nearly certain at the first rank, with `found` as the mean.
         let position = (rank as f64 + 0.5) / ranks as f64;
         let chance = found + (1.0 - found).min(found) * (1.0 - 2.0 * position);
         if rng.chance(chance) || ranked.len() + chosen.len() >= experts {
@@ -124,21 +136,21 @@ mod tests {
     }
 
     #[test]
-    fn it_has_the_habits_asked_for() {
+    fn it_is_as_regular_as_requested() {
         let params = RoutingParams::default();
         let events = synthetic_routing(&model(64, 8), 400, params, 1);
         let layer = model(64, 8).sparse_layers().next().unwrap();
-        let (mut before, mut looked): (Vec<u32>, Vec<u32>) = Default::default();
+        let (mut before, mut predicted): (Vec<u32>, Vec<u32>) = Default::default();
         let (mut repeated, mut late, mut all) = (0, 0, 0);
         for event in &events {
             match event {
                 RoutingEvent::Predicted {
                     layer: l, experts, ..
-                } if *l == layer => looked.clone_from(experts),
+                } if *l == layer => predicted.clone_from(experts),
                 RoutingEvent::Routed { layer: l, experts } if *l == layer => {
                     assert_eq!(experts.len(), 8);
                     repeated += experts.iter().filter(|id| before.contains(id)).count();
-                    late += experts.iter().filter(|id| looked.contains(id)).count();
+                    late += experts.iter().filter(|id| predicted.contains(id)).count();
                     all += 8;
                     before.clone_from(experts);
                 }

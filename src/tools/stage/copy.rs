@@ -1,4 +1,4 @@
-//! One file at a time: read around the page cache, written, synced, compared, renamed.
+//! Copies one file: reads it around the page cache, writes, syncs, compares and renames it.
 
 use std::fs;
 use std::io::{self, Write};

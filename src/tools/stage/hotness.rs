@@ -1,4 +1,4 @@
-//! Which shards are read the most.
+//! Orders shards by how much of them is read.
 
 use crate::arch::Architecture;
 use crate::model::prediction;

@@ -1,4 +1,4 @@
-//! A trace in the Trace Event Format, which Perfetto and Chromium's `chrome://tracing` open.
+//! Writes a trace in the Trace Event Format, which Perfetto and Chromium's `chrome://tracing` open.
 //!
 //! Complete events only ("X"), which every viewer draws: the chunks of a drive overlap, so they are spread over lanes.
 
@@ -17,7 +17,7 @@ const DRIVES: u64 = 2;
 const LANES: u64 = 1000;
 
 #[derive(Serialize)]
-struct Event<'a> {
+struct ChromeEvent<'a> {
     ph: &'static str,
     pid: u64,
     tid: u64,
@@ -43,7 +43,7 @@ struct Events<W> {
 }
 
 impl<W: Write> Events<W> {
-    fn put(&mut self, event: &Event<'_>) -> io::Result<()> {
+    fn put(&mut self, event: &ChromeEvent<'_>) -> io::Result<()> {
         let between = if self.first { "\n" } else { ",\n" };
         self.first = false;
         self.out.write_all(between.as_bytes())?;
@@ -53,7 +53,7 @@ impl<W: Write> Events<W> {
 
     /// A name or an order ("M").
     fn meta(&mut self, name: &str, (pid, tid): (u64, u64), args: Value) -> io::Result<()> {
-        self.put(&Event {
+        self.put(&ChromeEvent {
             ph: "M",
             pid,
             tid,
@@ -73,7 +73,7 @@ impl<W: Write> Events<W> {
         (begin, end): (u64, u64),
         args: Value,
     ) -> io::Result<()> {
-        self.put(&Event {
+        self.put(&ChromeEvent {
             ph: "X",
             pid,
             tid,
@@ -86,7 +86,7 @@ impl<W: Write> Events<W> {
     }
 
     fn counter(&mut self, name: &str, pid: u64, at: u64, args: Value) -> io::Result<()> {
-        self.put(&Event {
+        self.put(&ChromeEvent {
             ph: "C",
             pid,
             tid: 0,

@@ -11,7 +11,7 @@ use clap::Args;
 use colibri_ring::Options;
 use colibri_uring::shards::Shards;
 use colibri_uring::tools::measure::mib_per_s;
-use colibri_uring::tools::stage::{Copying, Ended, Shard, State, Work, copy_shard, copy_small};
+use colibri_uring::tools::stage::{CopyState, Copying, Ended, Shard, Work, copy_shard, copy_small};
 use serde::Serialize;
 
 use crate::cli::args::drives::check_model;
@@ -127,7 +127,7 @@ fn copy(work: &Work, copying: &Copying) -> anyhow::Result<bool> {
         copy_small(from, to)?;
     }
     let missing: Vec<&Shard> = (work.shards.iter())
-        .filter(|shard| matches!(shard.state, State::Missing { .. }))
+        .filter(|shard| matches!(shard.state, CopyState::Missing { .. }))
         .collect();
     // Each byte is written, and compared.
     let total: u64 = missing.iter().map(|s| s.to_write() + s.file.size()).sum();
@@ -144,7 +144,7 @@ fn copy(work: &Work, copying: &Copying) -> anyhow::Result<bool> {
 
 impl Report {
     fn new(work: &Work, dry_run: bool) -> Report {
-        let names = |wanted: fn(State) -> bool| -> Vec<String> {
+        let names = |wanted: fn(CopyState) -> bool| -> Vec<String> {
             let of_state = work.shards.iter().filter(|shard| wanted(shard.state));
             of_state.map(name).collect()
         };
@@ -152,9 +152,9 @@ impl Report {
             to: work.to.display().to_string(),
             complete: work.to_write() == 0,
             dry_run,
-            copied: names(|state| matches!(state, State::Missing { .. })),
-            already_there: names(|state| state == State::Complete),
-            left_out: names(|state| state == State::LeftOut),
+            copied: names(|state| matches!(state, CopyState::Missing { .. })),
+            already_there: names(|state| state == CopyState::Complete),
+            left_out: names(|state| state == CopyState::LeftOut),
             bytes: work.to_write(),
             small_files: work.small.len(),
             ..Report::default()
@@ -187,10 +187,10 @@ fn print(out: &mut dyn Write, work: &Work, report: &Report) -> io::Result<()> {
         for shard in &work.shards {
             let size = human(shard.file.size());
             let what = match shard.state {
-                State::Complete => "is there".to_owned(),
-                State::Missing { begun: 0 } => format!("copy {size}"),
-                State::Missing { begun } => format!("resume after {} of {size}", human(begun)),
-                State::LeftOut => format!("leave out {size}: beyond the budget"),
+                CopyState::Complete => "is there".to_owned(),
+                CopyState::Missing { begun: 0 } => format!("copy {size}"),
+                CopyState::Missing { begun } => format!("resume after {} of {size}", human(begun)),
+                CopyState::LeftOut => format!("leave out {size}: beyond the budget"),
             };
             writeln!(out, "{}: {what}", name(shard))?;
         }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use colibri_uring::tools::profile::{Demand, Measurement, Reader};
+use colibri_uring::tools::profile::{ExpertTraffic, Measurement, Reader};
 use colibri_uring::tools::report::Table;
 use serde::Serialize;
 
@@ -64,7 +64,7 @@ impl Report {
     pub fn new(
         runs: &[Measurement],
         cache: &[String],
-        demand: Option<&Demand>,
+        demand: Option<&ExpertTraffic>,
         best: f64,
         interrupted: bool,
     ) -> Report {
