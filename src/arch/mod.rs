@@ -1,6 +1,6 @@
 //! Turns `config.json` into an [`Architecture`]: the one description of a model that everything else reads.
 //!
-//! One file a family knows its config keys and tensor names; [`families`] lists them. Every value is checked against its
+//! One file a family knows its config keys and tensor names; `families` lists them. Every value is checked against its
 //! range before anything is allocated from it. The ranges are wide for any real model and narrow enough that no product
 //! of dimensions overflows 64 bits.
 
