@@ -1,4 +1,4 @@
-"""Random fixture specifications: models of the same kinds that nobody has looked at."""
+"""Draws random fixture specifications of the kinds that the committed fixtures have."""
 
 import random
 
