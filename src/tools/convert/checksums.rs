@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use colibri_ring::{Advice, File};
 use crc32fast::Hasher;
 
+use super::header::header_of;
 use super::plan::Shard;
-use super::write::header_of;
 use super::{ConvertError, shard_path};
 use crate::shards::write_whole;
 

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use colibri_ring::File;
 use serde::{Deserialize, Serialize};
 
-use super::plan::{self, Notes, Shard, Span, is_packed};
-use super::write::header_of;
+use super::header::header_of;
+use super::plan::{self, Notes, Shard, Span};
 use super::{ConvertError, Options, Recipe, Summary, shard_path};
 use crate::arch::Architecture;
 use crate::shards::{Shards, data_sample, write_whole};
@@ -328,16 +328,6 @@ impl Manifest {
         });
         let map: serde_json::Map<String, serde_json::Value> = entries.collect();
         serde_json::json!({"metadata": {}, "weight_map": map})
-    }
-
-    /// The stamp of a shard: which packed tensor has which format.
-    pub fn stamp(shard: &Shard) -> Option<String> {
-        let packed = shard.items.iter().filter_map(|item| {
-            let format = item.format.filter(|format| is_packed(*format))?;
-            Some((item.weights.name.clone(), format.name().into()))
-        });
-        let map: serde_json::Map<String, serde_json::Value> = packed.collect();
-        (!map.is_empty()).then(|| serde_json::Value::from(map).to_string())
     }
 }
 

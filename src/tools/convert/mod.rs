@@ -9,6 +9,7 @@
 mod checksums;
 mod error;
 mod files;
+mod header;
 mod manifest;
 mod plan;
 mod space;

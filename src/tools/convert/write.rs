@@ -8,13 +8,13 @@ use colibri_ring::Advice;
 
 use super::checksums::{Checksums, Pieces};
 use super::files::Sources;
-use super::manifest::Manifest;
+use super::header::tensors;
 use super::plan::{Item, Output, Shard, Span};
 use super::{ConvertError, shard_path};
 use crate::pool::Pool;
 use crate::quant::Format;
 use crate::quant::encode::NotFinite;
-use crate::shards::{Metadata, Planned, ShardWriter, shard_header};
+use crate::shards::ShardWriter;
 use crate::weight::{Block, Piece, RowsError};
 
 /// Bytes of a piece that is only copied.
@@ -36,26 +36,6 @@ enum Step {
     Copy { piece: Piece, start: u64, len: u64 },
     /// A block of rows.
     Rows(usize),
-}
-
-/// The tensors of a shard in order, and its metadata.
-fn tensors(shard: &Shard) -> (Vec<Planned>, Metadata) {
-    let outputs = shard.items.iter().flat_map(Item::outputs);
-    let mut metadata = Metadata::from([("format".into(), "pt".into())]);
-    if let Some(stamp) = Manifest::stamp(shard) {
-        metadata.insert("colibri.fmt".into(), stamp);
-    }
-    (outputs.filter_map(Output::planned).collect(), metadata)
-}
-
-/// The first bytes of a shard, up to its data, and the bytes of data.
-///
-/// # Errors
-/// Sizes that no file can have.
-pub fn header_of(out: &Path, shard: &Shard) -> Result<(Vec<u8>, u64), ConvertError> {
-    let (tensors, metadata) = tensors(shard);
-    let path = shard_path(out, &shard.name);
-    Ok(shard_header(&path, &tensors, &metadata)?)
 }
 
 /// Writes one shard: it has its final name when it is complete and on the disk, or not at all.
