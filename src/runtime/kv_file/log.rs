@@ -17,7 +17,7 @@ pub const ROWS_HEAD: usize = 12;
 /// Bytes of a layer in a `Shape` payload: width of a key-value, of an index key (0 where there is none), `ahead`.
 pub const SHAPE: usize = 12;
 
-/// Rows of one list in one record, as far as no later turn has replaced them.
+/// Rows of one list in one record that no later turn has replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Index of the list, in the order of [`crate::model::KvShape::lists`].

@@ -20,7 +20,7 @@ pub enum Kind {
     Rows = 4,
     /// The turn is complete: its number, tokens of the history.
     End = 5,
-    /// What whoever keeps the text wants to have with it.
+    /// A note of the caller.
     Note = 6,
 }
 

@@ -330,7 +330,7 @@ fn an_empty_file_is_begun() {
     }
 }
 
-/// Turns with and without the layer that predicts: its rows are there as far as it has seen the text from the beginning.
+/// Turns with and without the prediction layer: the file keeps its rows while it has seen the text from the beginning.
 #[test]
 fn a_layer_that_predicts_comes_and_goes() {
     let main = KvShape(shape().0[..2].to_vec());
@@ -354,7 +354,7 @@ fn a_layer_that_predicts_comes_and_goes() {
     };
     let ids = [1, 2, 3, 4, 5, 6, 7, 8];
     assert_eq!(turn(&ids[..3], without(&ids[..3], 2)), (2, None));
-    // Of the first 4 tokens alone, nobody knows what the last row depends on.
+    // The last row depends on a token that is not among the first 4.
     assert_eq!(turn(&ids[..5], cache(&ids[..5], 4)), (4, Some(3)));
     assert_has(&dir.open().unwrap(), &ids[..5], 4);
     assert_eq!(turn(&ids[..7], without(&ids[..7], 6)), (6, Some(4)));
