@@ -130,11 +130,7 @@ fn a_stop_forgets_only_what_was_interrupted() {
     assert!(straight.prefill(&[1, 2, 3, 4]).unwrap() == again);
 }
 
-<<<<<<< HEAD
 /// A long prompt reports progress: in every layer, in its attention and at every expert.
-=======
-/// The observer of a prompt is called in every layer: in its attention and at every expert.
->>>>>>> 39487ce (Reword the last private terms of KV files and model tests)
 #[test]
 fn a_prompt_says_how_far_it_is() {
     let pool = Arc::new(Pool::new(1));
