@@ -11,7 +11,7 @@ use colibri_uring::stream::usage::Usage;
 /// Compare cache policies by their hit rates
 #[derive(Debug, Parser)]
 #[command(
-    after_help = "Without sessions, routing is synthetic. Sessions are files of `decode --save-routing`.\n\n\
+    after_help = "Needs nothing: without sessions, routing is synthetic. Sessions are files of `decode --save-routing`.\n\n\
     Examples:\n  cargo run --release -p colibri-bench --bin policies\n  \
     cargo run --release -p colibri-bench --bin policies -- before.jsonl now.jsonl --slots 0.25"
 )]
