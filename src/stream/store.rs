@@ -12,11 +12,12 @@ use super::files::ExpertFiles;
 use super::key::ExpertKey;
 use super::pins::PinBudget;
 use super::prefetch_policy::{Costs, Lookahead, PrefetchAccuracy, PrefetchPolicy};
+use super::request::{Ready, Urgency};
 use super::routing::{RoutingEvent, RoutingRecorder};
 use super::slots::Slots;
 use super::usage::Usage;
+use crate::quant::Activations;
 use crate::quant::encode::NotFinite;
-use crate::quant::{Activations, Matrix};
 
 mod demands;
 mod prefetches;
@@ -27,36 +28,6 @@ use demands::{DemandQueue, DemandedExpert, Progress};
 use prefetches::PrefetchQueue;
 use preloads::PreloadQueue;
 use slabs::ExpertSlabs;
-
-/// Why experts are requested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Urgency {
-    /// The router chose them: the layer cannot finish without them.
-    Demand,
-    /// The router of a later layer will probably choose them.
-    Prefetch,
-}
-
-/// A piece of a demanded expert that is in memory and can be computed now.
-#[derive(Debug)]
-pub enum Ready<'a> {
-    /// The gate and up matrices, [moe_intermediate, hidden] each.
-    GateUp {
-        /// Expert id.
-        expert: u32,
-        /// Gate projection.
-        gate: Matrix<'a>,
-        /// Up projection.
-        up: Matrix<'a>,
-    },
-    /// The down matrix, [hidden, moe_intermediate]. Always after the expert's `GateUp`.
-    Down {
-        /// Expert id.
-        expert: u32,
-        /// Down projection.
-        down: Matrix<'a>,
-    },
-}
 
 /// How experts are cached and read.
 #[derive(Clone, Debug)]
