@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::families::{Dimensions, Family};
+use super::family::{Dimensions, Family};
 use super::keys::{
     Keys, MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_RANK, MAX_VOCAB, MAX_WIDTH,
 };

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 mod error;
 mod families;
+mod family;
 mod glm_moe_dsa;
 mod keys;
 mod names;
@@ -21,7 +22,8 @@ mod stop;
 pub(crate) mod tests;
 
 pub use error::ConfigError;
-pub use families::{Dimensions, Family, parse_any};
+pub use families::parse_any;
+pub use family::{Dimensions, Family};
 pub use glm_moe_dsa::FAMILY as GLM_MOE_DSA;
 pub(crate) use keys::{Keys, read_object};
 pub use names::{Names, Part, Projection, TensorId};
@@ -220,7 +222,7 @@ impl Architecture {
             Some(value) => Some(top.nested("text_config", value)?),
             None => None,
         };
-        let family = Family::of(nested.as_ref().unwrap_or(&top))?;
+        let family = families::find(nested.as_ref().unwrap_or(&top))?;
         let mut arch = family.parse(nested.as_ref().unwrap_or(&top))?;
         if nested.is_some() {
             (arch.names.trunk, arch.names.head) = family.multimodal;

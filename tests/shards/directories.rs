@@ -105,8 +105,9 @@ fn a_directory_without_permission() {
         let closed = closed.clone();
         move || {
             if rustix::process::geteuid().is_root() {
-                let nobody = rustix::thread::Uid::from_raw(65534);
-                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+                let unprivileged = rustix::thread::Uid::from_raw(65534);
+                rustix::thread::set_thread_res_uid(unprivileged, unprivileged, unprivileged)
+                    .unwrap();
             }
             Shards::open(&[closed]).unwrap_err()
         }
