@@ -112,6 +112,7 @@ fn other_options_or_another_source_are_refused() {
     fs::remove_file(removed).unwrap();
     for (args, named) in [
         (&["--shard-size", "2"][..], "--shard-size"),
+        (&["--shard-size", "0"], "--shard-size must be more than 0"),
         (&["--shard-size", "6KiB", "--experts", "int8"], "--experts"),
         (&["--shard-size", "6KiB", "--mtp", "keep"], "--mtp"),
     ] {

@@ -119,6 +119,7 @@ fn another_system_message_is_another_conversation() {
     let before = talk.bytes();
     let other = error_of(&finish(chat(&talk, &["--system", "Two"])));
     assert!(other.contains("another system message"), "{other}");
+    assert!(other.contains(".kv"), "the error names the file: {other}");
     assert_eq!(talk.bytes(), before);
     let anew = ["--system", "Two", "--kv-reset"];
     let other = fed(chat(&talk, &anew), MESSAGES[1]);

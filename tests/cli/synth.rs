@@ -212,3 +212,11 @@ fn inspect_and_doctor_know_what_was_made() {
         .unwrap();
     assert_eq!(model["details"]["fits"], true, "{model}");
 }
+
+#[test]
+fn doctor_plans_no_longer_context_than_the_model_has() {
+    let mut dir = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    dir.push("demo/model");
+    let said = String::from_utf8(on("doctor", &dir, &[]).stdout).unwrap();
+    assert!(said.contains("for 1024 tokens of context"), "{said}");
+}

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use colibri_uring::pool::Pool;
 use colibri_uring::quant::encode::Packing;
@@ -117,6 +117,7 @@ struct Report {
 }
 
 pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
+    ensure!(args.shard_size.0 > 0, "--shard-size must be more than 0");
     let start = Instant::now();
     let conversion = Conversion::plan(Options {
         sources: args.sources.clone(),

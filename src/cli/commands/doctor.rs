@@ -108,22 +108,22 @@ fn print(out: &mut dyn Write, checks: &[Check]) -> io::Result<()> {
     Ok(())
 }
 
-/// Checks that a model fits with a context of 4096 tokens.
+/// Checks that a model fits with a context of 4096 tokens, or with its longest one if that is shorter.
 fn model_memory(dirs: &[PathBuf]) -> anyhow::Result<Check> {
-    const CONTEXT: usize = 4096;
     check_model(dirs)?;
     let config = Architecture::load(&dirs[0])?;
+    let context = config.max_position_embeddings.min(4096);
     let shards = Shards::open(dirs)?;
     let catalog = Catalog::new(&shards, &config)?;
     let files = ExpertFiles::new(&shards, catalog, DirectMode::Auto)?;
-    let ask = PlanRequest::usual(CONTEXT);
+    let ask = PlanRequest::usual(context);
     let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());
     let plan = survey.plan();
     let report = Report::new(&survey, plan.as_ref().ok(), false, config.experts.count);
     let details = serde_json::to_value(&report).unwrap_or_default();
     let total = human(report.total_bytes);
     let budget = report.budget_bytes.map_or("unknown".into(), human);
-    let found = format!("{total} of {budget} for {CONTEXT} tokens of context");
+    let found = format!("{total} of {budget} for {context} tokens of context");
     let advice = plan.err().map(|error| error.to_string());
     Ok(Check::new("model", found, details).unless(advice.is_some(), advice.unwrap_or_default()))
 }

@@ -53,17 +53,18 @@ pub fn resume(
     saved.restore(runner, sequence, tokens)?;
     conversation.hold(sequence.ids().to_vec());
     let file = saved.file();
-    let next = "it is unchanged: give another file to --kv, or --kv-reset to start anew";
+    let path = saved.file().path().display();
+    let next = "it is unchanged: give another file to --kv, or --kv-reset to start over";
     let Ok(record) = serde_json::from_slice(file.note()) else {
         ensure!(
             file.ids().is_empty(),
-            "the file has a text of `decode`, not a conversation; {next}"
+            "{path} has a text of `decode`, not a conversation; {next}"
         );
         return Ok(());
     };
     ensure!(
         conversation.resume(record, file.ids()),
-        "the saved conversation has another system message, or another template; {next}"
+        "the conversation in {path} has another system message, or another template; {next}"
     );
     let messages = conversation.messages().len();
     if messages > 0 {
