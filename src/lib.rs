@@ -54,7 +54,7 @@
 //!
 //! # Modules
 //!
-//! What a program needs to run a model is at the root. The modules are the rooms behind it, from the bottom up: [`shards`] (safetensors
+//! What a program needs to run a model is at the root. The modules below it, from the bottom up, are [`shards`] (safetensors
 //! files), [`quant`] (formats and kernels), [`stream`] (the expert store), [`model`] (the layers), [`runtime`] (from a directory to text)
 //! and [`tools`] (what measures and makes models). Imports point down. The reads themselves are in the crate [`colibri_ring`].
 //!

@@ -227,7 +227,7 @@ impl Work {
             }
             work.same_drive |= Some(file.drive()) == drive;
             let path = to.join(name);
-            let found = look(file, &path)?;
+            let found = copy_state(file, &path)?;
             let state = match found {
                 None => {
                     different.push((path.clone(), file.path().to_owned()));
@@ -292,7 +292,7 @@ fn allocated(path: &Path) -> u64 {
 }
 
 /// The state of a shard's copy; `None` when another file has its name.
-fn look(file: &File, path: &Path) -> Result<Option<CopyState>, StageError> {
+fn copy_state(file: &File, path: &Path) -> Result<Option<CopyState>, StageError> {
     if path.symlink_metadata().is_ok() {
         let copy = File::open(path)
             .ok()

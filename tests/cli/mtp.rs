@@ -60,7 +60,7 @@ fn drafts_that_come_true_save_passes() {
         &model.dirs,
         &["--prompt-ids", "3,4,5", "-n", "9", "--mtp", "2"],
     ));
-    assert!(stderr(&output).contains("drafts came true"));
+    assert!(stderr(&output).contains("drafts accepted"));
 }
 
 #[test]

@@ -218,7 +218,7 @@ proptest! {
 
     /// Guesses that are always right hide the shorter of reading and computing.
     #[test]
-    fn perfect_guesses_overlap_layers(rate in 1_000u64..8_000, micros in 500u64..20_000, seed in any::<u64>()) {
+    fn perfect_predictions_overlap_layers(rate in 1_000u64..8_000, micros in 500u64..20_000, seed in any::<u64>()) {
         let mut b = bench(vec![drive(rate)], 0, Lookahead::Experts(TOP_K));
         let compute = Duration::from_micros(micros);
         let layers = b.layers.clone();

@@ -22,7 +22,7 @@ use crate::cli::args::sampling::SamplingArgs;
 use crate::cli::args::template::{self, TemplateArgs};
 use crate::cli::commands::generation::{GenerationOutcome, GenerationRun};
 use crate::cli::commands::kv::KvStore;
-use crate::cli::commands::load::{self, Loaded};
+use crate::cli::commands::load::{self, LoadedModel};
 use crate::cli::interrupt::{self, Interrupts};
 use crate::cli::output::pluralize::pluralize;
 use crate::cli::output::printer::Printer;
@@ -125,7 +125,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let endless = args.raw || args.model.demo || stop.is_empty();
     let vocab = config.vocab_size;
     let options = args.model.run_options(context, context.min(PREFILL));
-    let Loaded { model, runner, .. } = opened.load(options)?;
+    let LoadedModel { model, runner, .. } = opened.load(options)?;
     let interrupts = Interrupts::install().context("cannot handle Ctrl-C")?;
     let mut runner = runner;
     let mut sequence = runner.sequence();

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::cli::args::template;
 use crate::cli::commands::generation::{GenerationOutcome, GenerationRun};
 use crate::cli::commands::kv::Turn;
-use crate::cli::commands::load::{self, Loaded};
+use crate::cli::commands::load::{self, LoadedModel};
 use crate::cli::output::printer::{Printer, nowhere, print_json};
 use crate::cli::output::stats::{EngineStats, Mtp, Stats, peak_rss_bytes};
 use crate::cli::output::trace_outputs::TraceOutputs;
@@ -95,7 +95,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     let routing = routing
         .map(|file| recorder(&file, config).map(|recorder| (file, recorder)))
         .transpose()?;
-    let Loaded {
+    let LoadedModel {
         model,
         mut runner,
         load_seconds,

@@ -15,7 +15,7 @@ use crate::cli::interrupt::{self, Loading};
 use crate::cli::output::progress;
 
 /// An opened model. Until it is loaded or dropped, SIGINT and SIGTERM end the process.
-pub struct Opened {
+pub struct OpenedModel {
     model: Model,
     start: Instant,
     bar: Arc<OnceLock<ProgressBar>>,
@@ -23,14 +23,14 @@ pub struct Opened {
 }
 
 /// A loaded model, and how long it took since it was opened.
-pub struct Loaded {
+pub struct LoadedModel {
     pub model: Model,
     pub runner: TextRunner,
     pub load_seconds: f64,
 }
 
 /// Opens the model that the flags name.
-pub fn open(args: &ModelArgs, drafts: Mode) -> anyhow::Result<Opened> {
+pub fn open(args: &ModelArgs, drafts: Mode) -> anyhow::Result<OpenedModel> {
     let options = args.model_options()?;
     let start = Instant::now();
     let loading = Loading::begin().context("cannot handle Ctrl-C")?;
@@ -49,7 +49,7 @@ pub fn open(args: &ModelArgs, drafts: Mode) -> anyhow::Result<Opened> {
         progress: Some(LoadProgress::new(observe)),
         ..options
     };
-    Ok(Opened {
+    Ok(OpenedModel {
         model: Model::open(&args.model[0], &options)?,
         start,
         bar,
@@ -57,13 +57,13 @@ pub fn open(args: &ModelArgs, drafts: Mode) -> anyhow::Result<Opened> {
     })
 }
 
-impl Opened {
+impl OpenedModel {
     pub fn model(&self) -> &Model {
         &self.model
     }
 
     /// Loads it. From then on, SIGINT and SIGTERM ask to stop.
-    pub fn load(self, options: RunOptions) -> anyhow::Result<Loaded> {
+    pub fn load(self, options: RunOptions) -> anyhow::Result<LoadedModel> {
         let runner = self.model.runner(&RunOptions {
             stop: Some(interrupt::stop_flag()),
             ..options
@@ -71,7 +71,7 @@ impl Opened {
         if let Some(bar) = self.bar.get() {
             bar.finish_and_clear();
         }
-        Ok(Loaded {
+        Ok(LoadedModel {
             runner: runner?,
             model: self.model,
             load_seconds: self.start.elapsed().as_secs_f64(),

@@ -140,7 +140,7 @@ pub fn print(out: &mut dyn Write, report: &Report, context: usize) -> io::Result
     line("in all", Some(report.total_bytes), "")?;
     let source = match report.budget_source {
         "ram" => "from --ram",
-        _ => "the least that is available, less the reserve",
+        _ => "available memory minus the reserve",
     };
     line("budget", report.budget_bytes, source)?;
     line("memory of the machine", report.mem_total_bytes, "")?;

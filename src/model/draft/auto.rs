@@ -1,10 +1,10 @@
 //! Decides how many tokens to draft, from the cost and yield of earlier passes.
 //!
-//! More drafts yield more tokens a pass if they are accepted, and make every pass dearer: the prediction layer has to run, and verified
+//! More drafts yield more tokens a pass if they are accepted, and make every pass more expensive: the prediction layer has to run, and verified
 //! tokens use more experts, which may have to be read. Both change with the text and with the cache, so nothing is assumed about either.
 //!
 //! Passes run at one depth (drafts a pass), with occasional trials of the next depth up or down; the cheaper one per token stays.
-//! A trial that paid counts only after a few more passes at the old depth were dearer too: at the beginning every pass is cheaper than
+//! A trial that paid counts only after a few more passes at the old depth were more expensive too: at the beginning every pass is cheaper than
 //! the ones before it, as experts come into memory. Depth 0 is decoding without drafts. After a trial that failed the next one comes four
 //! times as late, so that drafting costs little where nothing is accepted; after one that paid it comes soon, in the same direction. When
 //! drafting costs more than decoding without drafts did, depth 0 is tried at once.
@@ -17,15 +17,15 @@ pub const MAX_DEPTH: usize = 4;
 /// Passes of a trial that count. The first one does not: it pays for what the passes at the other depth left undone.
 const TRIAL: u32 = 6;
 /// After so many passes, a trial that costs half as much again is given up.
-const GLANCE: u32 = 2;
+const MIN_PASSES: u32 = 2;
 /// Passes at the old depth that a trial that paid is compared with.
 const CHECK: u32 = 3;
 /// Tokens before the first trial and after one that paid.
-const SOON: u64 = 12;
+const MIN_INTERVAL: u64 = 12;
 /// Tokens between trials, at most.
-const RARELY: u64 = 1024;
+const MAX_INTERVAL: u64 = 1024;
 /// Share of the current cost that another depth must stay below, because clocks are not exact.
-const CLEARLY: f64 = 0.97;
+const MIN_GAIN: f64 = 0.97;
 
 /// Cost and yield of some passes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -97,8 +97,8 @@ impl Auto {
             trial: None,
             promise: None,
             up: true,
-            left: SOON,
-            interval: SOON,
+            left: MIN_INTERVAL,
+            interval: MIN_INTERVAL,
         }
     }
 
@@ -119,12 +119,12 @@ impl Auto {
             Some(trial) => {
                 trial.passes.add(tokens, time);
                 let (passes, usual) = (trial.passes, self.usual);
-                let pays = passes.cost() < usual.cost() * CLEARLY;
+                let pays = passes.cost() < usual.cost() * MIN_GAIN;
                 if passes.number >= TRIAL && pays {
                     self.promise = self.trial.take();
                     self.usual = Passes::default();
                 } else if passes.number >= TRIAL
-                    || passes.number >= GLANCE && passes.cost() > usual.cost() * 1.5
+                    || passes.number >= MIN_PASSES && passes.cost() > usual.cost() * 1.5
                 {
                     self.settle(false);
                 }
@@ -138,11 +138,11 @@ impl Auto {
                 if let Some(promise) = self.promise {
                     if self.usual.number >= CHECK {
                         self.trial = self.promise.take();
-                        self.settle(promise.passes.cost() < self.usual.cost() * CLEARLY);
+                        self.settle(promise.passes.cost() < self.usual.cost() * MIN_GAIN);
                     }
-                } else if self.usual.number >= TRIAL && self.usual.cost() * CLEARLY > self.plain {
+                } else if self.usual.number >= TRIAL && self.usual.cost() * MIN_GAIN > self.plain {
                     self.try_depth(0);
-                } else if self.left == 0 && self.usual.number >= GLANCE {
+                } else if self.left == 0 && self.usual.number >= MIN_PASSES {
                     self.try_next();
                 }
             }
@@ -180,10 +180,10 @@ impl Auto {
         if paid {
             self.depth = trial.depth;
             self.usual = trial.passes;
-            self.interval = SOON;
+            self.interval = MIN_INTERVAL;
         } else {
             self.up = !self.up;
-            self.interval = (4 * self.interval).min(RARELY);
+            self.interval = (4 * self.interval).min(MAX_INTERVAL);
         }
         self.left = self.interval;
     }
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gets_cheaper_by_itself_is_no_merit_of_drafts() {
+    fn cache_warmup_is_not_credited_to_drafts() {
         // Experts come into memory: the first passes cost five times as much. Every other draft comes true, which does not pay.
         let (mut auto, mut drafted, mut tokens, mut passes) = (Auto::new(), 0, 0u64, 0u64);
         while tokens < 400 {

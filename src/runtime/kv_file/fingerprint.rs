@@ -108,7 +108,7 @@ impl Fingerprint {
 
     /// One of no model, for tests.
     #[cfg(test)]
-    pub(super) fn made_up() -> Fingerprint {
+    pub(super) fn for_tests() -> Fingerprint {
         Fingerprint {
             arithmetic: 1,
             config: 2,
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn bytes_and_names_tell_all_fields_apart() {
-        let one = Fingerprint::made_up();
+        let one = Fingerprint::for_tests();
         let bytes = one.to_bytes();
         assert_eq!(Fingerprint::from_bytes(&bytes), one);
         assert_eq!(one.difference(&one), None);

@@ -65,7 +65,7 @@ impl KvSink for Cache {
 }
 
 fn fingerprint() -> Fingerprint {
-    Fingerprint::made_up()
+    Fingerprint::for_tests()
 }
 
 fn shape() -> KvShape {

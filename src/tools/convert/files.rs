@@ -142,7 +142,7 @@ impl OutDir {
     ///
     /// # Errors
     /// When it is one of the sources, under whatever spelling.
-    pub fn look(options: &Options) -> Result<OutDir, ConvertError> {
+    pub fn inspect(options: &Options) -> Result<OutDir, ConvertError> {
         let path = options.out.clone();
         if let Ok(out) = path.canonicalize() {
             let same = |source: &PathBuf| source.canonicalize().is_ok_and(|source| source == out);

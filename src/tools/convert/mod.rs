@@ -103,7 +103,7 @@ impl Conversion {
     /// A checkpoint that is incomplete or does not fit its config, formats that could not be read back, an output directory
     /// that holds something else or was begun with other options.
     pub fn plan(options: Options) -> Result<Conversion, ConvertError> {
-        let out = OutDir::look(&options)?;
+        let out = OutDir::inspect(&options)?;
         let manifest = match Manifest::read(&options.out)? {
             Some(manifest) => manifest.check(&options)?,
             None => {
@@ -120,7 +120,7 @@ impl Conversion {
         let finished = manifest.finished(&options.out)?;
         let sources = Sources::open(&options, &manifest, &finished)?;
         let mut summary = manifest.summary(&finished)?;
-        let space = Space::look(&options.out)?;
+        let space = Space::query(&options.out)?;
         summary.space_free = space.free;
         summary.space_needed = space.needed(&options, &manifest, &finished, &sources)?;
         Ok(Conversion {

@@ -23,7 +23,7 @@ impl Space {
     ///
     /// # Errors
     /// When it does not answer.
-    pub fn look(out: &Path) -> Result<Space, ConvertError> {
+    pub fn query(out: &Path) -> Result<Space, ConvertError> {
         let absolute = std::path::absolute(out).unwrap_or_else(|_| out.to_path_buf());
         let existing = absolute.ancestors().find(|dir| dir.exists());
         let dir = existing.unwrap_or(Path::new("/"));

@@ -57,7 +57,7 @@ pub fn summarise(generated: &Generated, stats: &Stats) {
         )),
         match &stats.mtp {
             mtp if mtp.drafted > 0 => format!(
-                "; {} of {} came true, {:.2} tokens a pass",
+                "; {} of {} accepted, {:.2} tokens a pass",
                 mtp.accepted,
                 pluralize(mtp.drafted, "draft"),
                 mtp.tokens_per_forward
