@@ -19,7 +19,7 @@ use commands::{
     chat, convert, decode, demo, doctor, inspect, manual, mirror, plan, profile, score, simulate,
     synth,
 };
-use output::error::{is_closed_pipe, one_line};
+use output::error::{LogWriter, is_closed_pipe, one_line};
 use output::{printer, terminal};
 
 /// Runs mixture-of-experts language models far larger than memory: streams their experts from SSD through io_uring
@@ -164,7 +164,7 @@ fn log_to_stderr(verbose: u8) {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
+        .with_writer(|| LogWriter(io::stderr()))
         .with_ansi(terminal::styled(&io::stderr()))
         .with_target(false)
         .without_time()

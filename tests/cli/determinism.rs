@@ -184,6 +184,7 @@ fn io_uring_denied() {
                 warning.contains("io_uring") && warning.contains("pread"),
                 "{warning}"
             );
+            assert!(!warning.contains("EngineKind"), "{warning}");
             let mut insisting = decode(&model, &["--engine", "uring"]);
             denied(&mut insisting);
             let error = error_of(&finish(insisting));

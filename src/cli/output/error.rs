@@ -1,6 +1,6 @@
-//! Turns an error into one line.
+//! Turns an error into one line, and names the flags where the library names its own options.
 
-use std::io;
+use std::io::{self, Write};
 
 use super::printer::shown;
 
@@ -27,6 +27,27 @@ const FLAGS: [(&str, &str); 2] = [
     ("DirectMode::Off", "--direct off"),
 ];
 
+/// Replaces the library's options by the flags that set them.
+fn with_flags(text: String) -> String {
+    let replaced = |text: String, (term, flag): &(&str, &str)| text.replace(term, flag);
+    FLAGS.iter().fold(text, replaced)
+}
+
+/// Writes log lines to stderr, with flags as in errors. The logger writes a line at once.
+pub struct LogWriter(pub io::Stderr);
+
+impl Write for LogWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = with_flags(String::from_utf8_lossy(line).into_owned());
+        self.0.write_all(text.as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 /// Joins the error and its causes in one line. Skips a cause that the message before it ends with.
 pub fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
@@ -38,9 +59,7 @@ pub fn one_line(error: &anyhow::Error) -> String {
             line = format!("{line}: {text}");
         }
     }
-    let line = FLAGS
-        .iter()
-        .fold(line, |line, (term, flag)| line.replace(term, flag));
+    let line = with_flags(line);
     // The text may come from a file, and a terminal obeys control characters.
     let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
     let shown: String = line.chars().take(LONGEST).map(shown).collect();
