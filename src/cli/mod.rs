@@ -164,7 +164,7 @@ fn log_to_stderr(verbose: u8) {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| LogWriter(io::stderr()))
+        .with_writer(|| LogWriter)
         .with_ansi(terminal::styled(&io::stderr()))
         .with_target(false)
         .without_time()

@@ -4,6 +4,7 @@ pub mod error;
 pub mod file;
 pub mod formats;
 pub mod memory;
+pub mod open_line;
 pub mod pluralize;
 pub mod printer;
 pub mod progress;
