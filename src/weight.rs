@@ -1,17 +1,21 @@
 //! Turns tensors into weights: finds them by name, checks shape and type, and reads or quantises them.
 
 mod counts;
+mod damage;
 mod error;
 mod load;
 mod matrix;
 mod quantised;
 mod role;
 mod rows;
+mod seen;
 mod stored;
 #[cfg(test)]
 mod tests;
 
 pub use counts::{Count, Counts};
+pub(crate) use damage::check_sample;
+pub use damage::{Damage, Zeros};
 pub use error::WeightError;
 pub use load::{Loader, resident_bytes};
 pub use matrix::Weight;

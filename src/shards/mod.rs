@@ -9,6 +9,7 @@ mod header;
 mod index;
 mod mirror;
 mod part;
+mod pieces;
 mod read;
 mod readahead;
 mod sample;
@@ -28,6 +29,7 @@ pub use header::{MAX_HEADER, Metadata};
 pub(crate) use mirror::is_copy;
 pub use mirror::{Fault, MirrorFile, Refusal, Unserved};
 pub(crate) use part::open_part;
+pub(crate) use pieces::Pieces;
 pub use sample::data_sample;
 pub use write::{
     Planned, ShardWriter, WriteError, free_space, shard_bytes, shard_header, write_whole,
@@ -36,6 +38,9 @@ pub use write::{
 use header::{Header, TensorEntry};
 use index::Index;
 use mirror::{Mirrors, Settled};
+
+/// Key of `__metadata__` that marks a shard whose weights are synthetic: zeros in it are meant.
+pub const SYNTHETIC: &str = "colibri.synthetic";
 
 /// Whether the page cache keeps what was just read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +226,11 @@ impl Shards {
     /// `__metadata__` of a file; empty if it has none.
     pub fn metadata(&self, file: usize) -> &Metadata {
         &self.metadata[file]
+    }
+
+    /// Whether a file says that its weights were made up and may be holes, as `synth --sparse` makes them.
+    pub fn is_synthetic(&self, file: usize) -> bool {
+        self.metadata[file].contains_key(SYNTHETIC)
     }
 
     /// Number of tensors.

@@ -77,10 +77,12 @@ fn tensors_that_do_not_fit_are_named() {
     let single = fixture(SINGLE);
     let (layers, vocab) = (single.config.num_hidden_layers(), single.config.vocab_size);
     let hidden = single.config.hidden_size;
+    let embedding = single.shards.get("model.embed_tokens.weight").unwrap();
     assert_eq!(
         load_error(&single, |c| c.vocab_size += 1),
         format!(
-            "tensor model.embed_tokens.weight has shape [{vocab}, {hidden}], the config needs [{}, {hidden}]",
+            "{}: tensor model.embed_tokens.weight has shape [{vocab}, {hidden}], the config needs [{}, {hidden}]",
+            single.shards.files()[embedding.file].path().display(),
             vocab + 1
         )
     );
