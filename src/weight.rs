@@ -12,6 +12,7 @@ mod seen;
 mod stored;
 #[cfg(test)]
 mod tests;
+mod whole;
 
 pub use counts::{Count, Counts};
 pub(crate) use damage::check_sample;
@@ -23,3 +24,4 @@ pub use quantised::{Quantised, packing_of, quantise};
 pub use role::{Role, activations_of, role};
 pub use rows::{Block, Piece, Rows, RowsError};
 pub use stored::{Matrices, Stored, floats, id_of, owner_of_scales, scales_name};
+pub use whole::{findings, has_indexer, has_indexers, with_prediction};

@@ -38,3 +38,4 @@ mod usage;
 mod usage_history;
 mod variables;
 mod warnings;
+mod whole;

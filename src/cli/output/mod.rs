@@ -2,6 +2,7 @@
 
 pub mod error;
 pub mod file;
+pub mod findings;
 pub mod formats;
 pub mod memory;
 pub mod open_line;
