@@ -69,6 +69,7 @@ impl Arena {
     }
 
     /// Number of slabs, which are numbered from 0, class after class.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.slabs.len()
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::speed::{Line, Speed};
 use crate::window::Search;
 
 /// How much a drive gets at once. The smallest window that keeps it busy is the best, because a more urgent read cannot overtake
@@ -30,18 +31,17 @@ pub(crate) struct Drive {
     pub(crate) window: Window,
     pub(crate) reads_in_flight: usize,
     pub(crate) bytes_in_flight: u64,
+    /// Its speed is measured: another drive has copies of the same files.
+    pub(crate) measured: bool,
     /// When it last ended a read, or got one while it was idle.
-    last: Duration,
-    /// Bytes that it read and the seconds that they took, older ones with less weight.
-    read: f64,
-    took: f64,
+    pub(crate) last: Duration,
+    /// It has ended no read since it was idle.
+    started: bool,
+    speed: Speed,
     search: Option<Search>,
 }
 
 impl Drive {
-    /// Seconds of work after which a measurement of its speed has half of its weight.
-    const MEMORY: f64 = 0.5;
-
     pub(crate) fn new(id: u64, window: Window) -> Drive {
         Drive {
             id,
@@ -66,21 +66,19 @@ impl Drive {
     pub(crate) fn launch(&mut self, bytes: u64, now: Duration) {
         if self.reads_in_flight == 0 {
             self.last = now;
+            self.started = true;
         }
         self.reads_in_flight += 1;
         self.bytes_in_flight += bytes;
     }
 
-    /// Counts a read that it ended. Its speed is measured while it is busy: with few reads at once, every drive is slow.
-    pub(crate) fn complete(&mut self, bytes: u64, now: Duration) {
+    /// Counts a read of `bytes` that has ended, and that brought `delivered` bytes.
+    pub(crate) fn complete(&mut self, bytes: u64, delivered: u64, now: Duration) {
         let took = now.saturating_sub(self.last).as_secs_f64();
         let full = !self.has_capacity(1);
-        let busy = self.bytes_in_flight >= self.window.bytes / 4
-            || self.reads_in_flight >= self.window.reads.div_ceil(4);
-        if busy {
-            let keep = Drive::MEMORY / (Drive::MEMORY + took);
-            self.read = self.read * keep + bytes as f64;
-            self.took = self.took * keep + took;
+        if self.measured && delivered > 0 {
+            self.speed.record(delivered, took, self.started);
+            self.started = false;
         }
         self.last = now;
         self.reads_in_flight -= 1;
@@ -91,21 +89,19 @@ impl Drive {
         }
     }
 
-    /// Bytes a second, once measured; less if it has been silent for longer than that speed explains.
-    pub(crate) fn speed(&self, now: Duration) -> Option<f64> {
-        /// Seconds of work below which a measurement says nothing.
-        const LEAST: f64 = 0.002;
-        if self.took < LEAST {
-            return None;
-        }
-        let measured = self.read / self.took;
-        let silent = now.saturating_sub(self.last).as_secs_f64();
-        let explained = self.bytes_in_flight as f64 / silent.max(f64::MIN_POSITIVE);
-        let speed = if self.reads_in_flight > 0 {
-            measured.min(explained)
-        } else {
-            measured
-        };
-        Some(speed.max(1.0))
+    /// Whether it has ended a read.
+    pub(crate) fn is_known(&self) -> bool {
+        self.speed.is_known()
+    }
+
+    /// Counts it as useless until it delivers something.
+    pub(crate) fn give_up(&mut self) {
+        self.speed.give_up();
+    }
+
+    /// How long it takes for reads: see [`Speed::line`].
+    pub(crate) fn line(&self, now: Duration, hopeful: bool) -> Option<Line> {
+        let silent = now.saturating_sub(self.last);
+        self.speed.line(self.bytes_in_flight, silent, hopeful)
     }
 }

@@ -64,7 +64,8 @@ impl Driver {
         let now = self.device.now();
         while let Some(op) = self.scheduler.next(now) {
             // SAFETY: a byte of a slab belongs to one chunk, and the scheduler gives that to one op at a time. The engine lends the
-            // bytes of a part after the completions of all its chunks, and pushes chunks only into slabs that it does not lend.
+            // bytes of a part after the completions of all its chunks, and pushes chunks only into slabs that it does not lend. A
+            // probe writes into a slab of its drive that is never lent, and a drive has one at a time.
             unsafe { self.device.submit(op)? };
         }
         Ok(())

@@ -11,6 +11,7 @@
 //! ```
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use crate::arena::{Arena, Class, SlabId};
@@ -23,7 +24,7 @@ use crate::inline::Inline;
 use crate::options::Options;
 use crate::record::Record;
 use crate::replica::{Files, Replicas};
-use crate::schedule::Scheduler;
+use crate::schedule::{Probes, Scheduler};
 use crate::sim::{Clock, Sim, SimDrive};
 use crate::stats::Stats;
 use crate::thread::RingThread;
@@ -69,6 +70,8 @@ pub struct Engine {
     batch_begins: bool,
     /// Reads requested so far.
     reads: u64,
+    /// See [`Engine::serving_drives`].
+    serving: Arc<AtomicUsize>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -149,8 +152,17 @@ impl Engine {
         options: Options,
         link: impl FnOnce(Arc<Arena>, Scheduler) -> Result<Box<dyn Link>, EngineError>,
     ) -> Result<Engine, EngineError> {
-        let arena = Arc::new(Arena::new(classes)?);
-        let mut scheduler = Scheduler::new(arena.len(), files, options.window);
+        let slabs: usize = classes.iter().map(|class| class.count).sum();
+        let mut scheduler = Scheduler::new(slabs, files, options.window);
+        let mut classes = classes.to_vec();
+        if scheduler.needs_probes() {
+            classes.push(Class {
+                bytes: Probes::BYTES as usize,
+                count: scheduler.drives(),
+            });
+            scheduler.probe_into(SlabId(slabs as u32));
+        }
+        let arena = Arc::new(Arena::new(&classes)?);
         scheduler.set_prefetch_share(options.prefetch_share);
         if let Some(bounds) = options.search {
             scheduler.search_windows(bounds);
@@ -158,10 +170,12 @@ impl Engine {
         if options.record > 0 {
             scheduler.record(options.record);
         }
+        let serving = scheduler.serving();
         let size = |copies: &Replicas| copies.first().map_or(0, |copy| copy.file.size());
         Ok(Engine {
             link: link(arena.clone(), scheduler)?,
-            slabs: (0..arena.len()).map(|_| Slab::FREE).collect(),
+            slabs: (0..slabs).map(|_| Slab::FREE).collect(),
+            serving,
             filling: 0,
             sizes: files.replicas.iter().map(size).collect(),
             arena,
@@ -176,6 +190,12 @@ impl Engine {
     /// "uring", "pread", "uring+pread" or "simulated".
     pub fn device(&self) -> &'static str {
         self.link.device()
+    }
+
+    /// How many drives have lately read at least an eighth of what the busiest has read. The others hardly matter: slow ones, and
+    /// those that have no copy of what is read. Does not wait for the ring thread.
+    pub fn serving_drives(&self) -> usize {
+        self.serving.load(Ordering::Relaxed)
     }
 
     /// Touches the memory of all slabs, so that the first reads do not: for measurements.

@@ -168,6 +168,7 @@ mod replica;
 pub mod schedule;
 mod shares;
 pub mod sim;
+mod speed;
 mod stats;
 mod thread;
 pub mod tokio_read;

@@ -7,10 +7,13 @@
 mod fleet;
 mod job;
 mod outcome;
+mod probes;
 mod routes;
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use crate::arena::SlabId;
@@ -18,14 +21,13 @@ pub use crate::device::{Completion, Op};
 use crate::drive::{Drive, Window};
 use crate::event::{Event, Priority, ReadError};
 use crate::extent::Chunk;
-use crate::options::Options;
 use crate::record::{ChunkRead, Record};
 use crate::replica::{Access, Files, Replica};
-use crate::shares::WeightedShares;
 use crate::stats::Stats;
 use fleet::Fleet;
 use job::{InFlight, Job, Waiting};
 use outcome::{Outcome, outcome};
+pub(crate) use probes::Probes;
 use routes::Route;
 
 /// How often a read may be interrupted (EINTR, EAGAIN, less than an aligned block) before that counts as a failure.
@@ -49,6 +51,7 @@ pub struct Scheduler {
     pub(crate) record: Option<Record>,
     /// Slabs pushed so far.
     pushed: u64,
+    probes: Option<Probes>,
 }
 
 impl Scheduler {
@@ -67,7 +70,7 @@ impl Scheduler {
             access: *access,
             failed: false,
         };
-        let routes = files
+        let routes: Vec<Vec<Route>> = files
             .replicas
             .iter()
             .zip(&files.access)
@@ -81,13 +84,8 @@ impl Scheduler {
             .max()
             .unwrap_or(0);
         Scheduler {
+            fleet: Fleet::new(drives, &routes, files.weights.clone()),
             files: routes,
-            fleet: Fleet {
-                drives,
-                waiting_bytes: [0; 3],
-                prefetch_share: Options::default().prefetch_share,
-                shares: files.weights.clone().map(WeightedShares::new),
-            },
             jobs: (0..slabs).map(|_| None).collect(),
             queues: Default::default(),
             flights: Vec::new(),
@@ -96,7 +94,23 @@ impl Scheduler {
             stats: Stats::new(sources),
             record: None,
             pushed: 0,
+            probes: None,
         }
+    }
+
+    /// Number of drives.
+    pub(crate) fn drives(&self) -> usize {
+        self.fleet.drives.len()
+    }
+
+    /// Whether it has to choose between drives by their speed.
+    pub(crate) fn needs_probes(&self) -> bool {
+        self.fleet.drives.iter().any(|drive| drive.measured)
+    }
+
+    /// How many drives read a fair part of what is read; updated by every read.
+    pub(crate) fn serving(&self) -> Arc<AtomicUsize> {
+        self.fleet.serving.clone()
     }
 
     /// Starts the search for the window of each drive within `bounds` (bytes, both included).
@@ -203,9 +217,14 @@ impl Scheduler {
 
     /// The next read, if a drive has capacity for one that it has a copy for.
     pub fn next(&mut self, now: Duration) -> Option<Op> {
+        self.next_waiting(now).or_else(|| self.probe(now))
+    }
+
+    fn next_waiting(&mut self, now: Duration) -> Option<Op> {
+        // Bytes of chunks that are left to drives without capacity.
+        let mut in_front = 0;
         for priority in Priority::ALL {
-            let fleet = &self.fleet;
-            if !(fleet.drives.iter()).any(|drive| fleet.has_capacity(drive, priority)) {
+            if !self.fleet.begin(priority, in_front, now) {
                 return None;
             }
             for q in 0..self.queues[priority as usize].len() {
@@ -218,8 +237,11 @@ impl Scheduler {
                 }
                 let found = job.waiting.iter().enumerate().find_map(|(w, waiting)| {
                     let copies = &self.files[waiting.chunk.file as usize];
-                    let copy = self.fleet.choose(copies, waiting, priority, now)?;
-                    Some((w, copy))
+                    let copy = self.fleet.choose(copies, waiting, in_front);
+                    if copy.is_none() {
+                        in_front += waiting.len();
+                    }
+                    Some((w, copy?))
                 });
                 let Some((w, copy)) = found else { continue };
                 let job = self.jobs[slab.index()].as_mut().expect("just found");
@@ -229,16 +251,20 @@ impl Scheduler {
                 if job.waiting.is_empty() {
                     self.queues[priority as usize].remove(q);
                 }
+                if let Some(probes) = &mut self.probes {
+                    probes.latest = Some(waiting.chunk);
+                }
                 let route = &self.files[waiting.chunk.file as usize][copy as usize];
-                let (direct, drive) = (route.access.is_direct(), route.drive);
                 let flight = InFlight {
                     slab,
                     waiting,
                     copy,
-                    direct,
-                    drive,
+                    direct: route.access.is_direct(),
+                    drive: route.drive,
                     priority,
                     since: now,
+                    expected: self.fleet.expected(route.drive, waiting.len()),
+                    probe: false,
                 };
                 return Some(self.launch(flight));
             }
@@ -283,8 +309,11 @@ impl Scheduler {
             .take()
             .expect("only what was launched ends");
         self.free_ids.push(ended.id);
+        if flight.probe {
+            self.end_probe(flight, ended, now);
+            return;
+        }
         let flight_bytes = flight.waiting.len();
-        self.fleet.drives[flight.drive].complete(flight_bytes, now);
         self.stats.record_latency(now.saturating_sub(flight.since));
         let slab = flight.slab;
         let job = self.jobs[slab.index()]
@@ -303,7 +332,10 @@ impl Scheduler {
         let source_index = route.replica.source;
         let source = &mut self.stats.sources[source_index];
         let before = source.bytes;
-        match outcome(ended.result, requested, self.align) {
+        let outcome = outcome(ended.result, requested, self.align);
+        self.fleet
+            .complete(flight.drive, flight_bytes, outcome.bytes(), now);
+        match outcome {
             Outcome::Done(n) => {
                 source.reads += 1;
                 source.bytes += n;
@@ -326,14 +358,8 @@ impl Scheduler {
                 self.wait_again(slab, waiting);
             }
             // Some file systems open with O_DIRECT and refuse the read.
-            Outcome::Refused(e) if flight.direct && route.access != Access::DirectOnly => {
-                if route.access.is_direct() {
-                    route.access = Access::Buffered;
-                    let path = route.replica.file.path().display();
-                    tracing::warn!(
-                        "{path} is read through the page cache: O_DIRECT reads fail: {e}"
-                    );
-                }
+            Outcome::Refused(e) if flight.direct && route.may_be_buffered() => {
+                route.buffer(&e);
                 self.wait_again(slab, waiting);
             }
             Outcome::Interrupted(e) | Outcome::Refused(e) | Outcome::Failed(e) => {
@@ -376,36 +402,53 @@ impl Scheduler {
         job.waiting.push_front(waiting);
     }
 
-    /// Handles a read that its copy cannot serve: another copy gets it, or the slab fails. The copy is avoided from now on, and so
-    /// are all others of its source, unless only the file is at fault.
+    /// Handles a read that its copy cannot serve: another copy gets it, or the slab fails.
     fn fail(&mut self, flight: InFlight, e: io::Error) {
+        let error = self.read_error(&flight, e);
         let InFlight {
             slab,
             mut waiting,
             copy,
             ..
         } = flight;
-        let copies = &mut self.files[waiting.chunk.file as usize];
-        let route = &mut copies[copy as usize];
-        let source = route.replica.source;
-        self.stats.sources[source].errors += 1;
         waiting.failed |= 1 << copy;
-        let error = ReadError {
-            file: waiting.chunk.file,
-            path: route.replica.file.path().to_owned(),
-            offset: waiting.chunk.offset + waiting.done,
-            len: waiting.chunk.len - waiting.done,
-            source: e,
-        };
-        let known = std::mem::replace(&mut route.failed, true);
-        let job = self.jobs[slab.index()]
-            .as_mut()
-            .expect("a slab in flight is being filled");
-        if (0..copies.len()).all(|c| waiting.failed & (1 << c) != 0) {
+        let copies = self.files[waiting.chunk.file as usize].len();
+        if (0..copies).all(|c| waiting.failed & (1 << c) != 0) {
+            self.count_failure(&error, copy);
+            let job = self.jobs[slab.index()]
+                .as_mut()
+                .expect("a slab in flight is being filled");
             job.error.get_or_insert(error);
             return;
         }
         self.wait_again(slab, waiting);
+        self.avoid(&error, copy);
+    }
+
+    fn read_error(&self, flight: &InFlight, source: io::Error) -> ReadError {
+        let waiting = &flight.waiting;
+        let route = &self.files[waiting.chunk.file as usize][flight.copy as usize];
+        ReadError {
+            file: waiting.chunk.file,
+            path: route.replica.file.path().to_owned(),
+            offset: waiting.chunk.offset + waiting.done,
+            len: waiting.chunk.len - waiting.done,
+            source,
+        }
+    }
+
+    /// Counts a failure of a copy, which is avoided from now on. Returns its source, and whether it has failed before.
+    fn count_failure(&mut self, error: &ReadError, copy: u8) -> (usize, bool) {
+        let route = &mut self.files[error.file as usize][copy as usize];
+        let source = route.replica.source;
+        self.stats.sources[source].errors += 1;
+        self.fleet.everywhere = false;
+        (source, std::mem::replace(&mut route.failed, true))
+    }
+
+    /// Avoids a copy that has failed, and all others of its source, unless only the file is at fault.
+    fn avoid(&mut self, error: &ReadError, copy: u8) {
+        let (source, known) = self.count_failure(error, copy);
         // A truncated file says nothing about its neighbours; a failing drive does.
         let file_only = error.source.kind() == io::ErrorKind::UnexpectedEof;
         if !known {
@@ -467,8 +510,9 @@ impl Scheduler {
         events.push(event);
     }
 
-    /// Drops the waiting chunks of every slab.
+    /// Drops the waiting chunks of every slab, and starts no more probes.
     pub(crate) fn drop_all(&mut self, events: &mut Vec<Event>) {
+        self.probes = None;
         for slab in 0..self.jobs.len() {
             self.drop_waiting(SlabId(slab as u32), events);
         }

@@ -19,7 +19,7 @@ pub struct SimDrive {
     pub bandwidth: u64,
     /// From the end of a read's transfer to its completion.
     pub latency: Duration,
-    /// Times from which reads that begin later have another bandwidth; ascending.
+    /// Times from which it has another bandwidth, also for the read that it serves then; ascending.
     pub changes: Vec<(Duration, u64)>,
     /// From this time on, every read fails with EIO.
     pub fails_at: Option<Duration>,
@@ -27,6 +27,8 @@ pub struct SimDrive {
     pub short_every: u64,
     /// It completes its whole queue in one burst, as some virtual drives do.
     pub bursts: bool,
+    /// A read takes up to this part longer or shorter, evenly distributed.
+    pub jitter: f64,
 }
 
 impl SimDrive {
@@ -39,14 +41,34 @@ impl SimDrive {
             fails_at: None,
             short_every: 0,
             bursts: false,
+            jitter: 0.0,
         }
     }
 
-    fn bandwidth_at(&self, time: Duration) -> u64 {
-        let changed = self.changes.iter().rfind(|(from, _)| *from <= time);
-        changed
-            .map_or(self.bandwidth, |(_, bandwidth)| *bandwidth)
-            .max(1)
+    /// When it has transferred `bytes` if it begins at `start`.
+    fn transferred(&self, bytes: f64, start: Duration) -> Duration {
+        let later = self.changes.iter().position(|(from, _)| *from > start);
+        let later = later.unwrap_or(self.changes.len());
+        let now = later.checked_sub(1).map(|i| self.changes[i].1);
+        let mut rate = now.unwrap_or(self.bandwidth).max(1) as f64;
+        let (mut time, mut left) = (start, bytes);
+        for (from, next) in &self.changes[later..] {
+            let until_then = (*from - time).as_secs_f64() * rate;
+            if until_then >= left {
+                break;
+            }
+            left -= until_then;
+            (time, rate) = (*from, (*next).max(1) as f64);
+        }
+        time + Duration::from_secs_f64(left / rate)
+    }
+
+    /// How much longer its read number `read` takes.
+    fn stretch(&self, read: u64) -> f64 {
+        let hash = read.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let hash = (hash ^ (hash >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let even = (hash >> 11) as f64 * (-53f64).exp2();
+        (1.0 + self.jitter * (2.0 * even - 1.0)).max(0.0)
     }
 }
 
@@ -122,10 +144,10 @@ unsafe impl Device for Sim {
         let d = self.drive_of[op.file as usize][op.copy as usize];
         let drive = &self.drives[d];
         let start = self.free_at[d].max(self.now);
-        let seconds = op.len as f64 / drive.bandwidth_at(start) as f64;
-        self.free_at[d] = start + Duration::from_secs_f64(seconds);
         self.reads[d] += 1;
-        let end = self.free_at[d] + drive.latency;
+        let stretch = drive.stretch(self.reads[d]);
+        self.free_at[d] = drive.transferred(op.len as f64 * stretch, start);
+        let end = self.free_at[d] + drive.latency.mul_f64(stretch);
         let failed = drive.fails_at.is_some_and(|from| from <= end);
         let short = drive.short_every > 0 && self.reads[d].is_multiple_of(drive.short_every);
         let result = match (failed, short) {

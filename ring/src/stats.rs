@@ -20,6 +20,8 @@ pub struct SourceStats {
 pub struct Stats {
     /// By [`Replica::source`](crate::Replica::source).
     pub sources: Vec<SourceStats>,
+    /// Bytes read only to measure drives, which no source's bytes include.
+    pub probe_bytes: u64,
     /// Time from submission to completion of each read, in microseconds.
     pub latency_us: Histogram<u64>,
     /// Calls of io_uring_enter, to submit or to wait.
@@ -39,6 +41,7 @@ impl Stats {
     pub(crate) fn new(sources: usize) -> Stats {
         Stats {
             sources: vec![SourceStats::default(); sources],
+            probe_bytes: 0,
             latency_us: latencies(),
             syscalls: 0,
             direct: false,

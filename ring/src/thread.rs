@@ -195,6 +195,8 @@ fn may_sleep(driver: &Driver, min: usize, stop: bool, shared: &Shared) -> bool {
 fn serve(mut driver: Driver, shared: &Shared) {
     let mut events = Vec::new();
     let mut commands = Vec::new();
+    // Several drives are measured before the first demand. An error comes again below.
+    let _ = driver.fill();
     loop {
         let stop = {
             let mut outbox = lock(&shared.outbox);

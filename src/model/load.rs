@@ -25,7 +25,6 @@ pub struct Weights {
     pub(super) rope: Rope,
     sparsity: Sparsity,
     resident_bytes: u64,
-    digest: u32,
 }
 
 /// Weights that stay in memory.
@@ -78,7 +77,7 @@ impl Weights {
     ///
     /// # Errors
     /// The first tensor that is missing, has another shape than the architecture, has a type that no matrix product takes,
-    /// cannot be read, has an infinite or NaN value, or more zeros than a model has.
+    /// cannot be read, or has an infinite or NaN value in a norm, bias, router or scale.
     pub fn load(
         shards: &Shards,
         arch: Architecture,
@@ -110,7 +109,7 @@ impl Weights {
             mtp,
         } = Parts::find(&mut loader, sparsity)?;
         let resident_bytes = loader.bytes();
-        let digest = loader.finish(options.direct, progress)?;
+        loader.finish(options.direct, progress)?;
         Ok(Weights {
             embed,
             layers,
@@ -120,7 +119,6 @@ impl Weights {
             rope: Rope::new(arch.rope.theta, arch.rope.dims),
             sparsity,
             resident_bytes,
-            digest,
             config: arch,
         })
     }
@@ -133,12 +131,6 @@ impl Weights {
     /// Bytes of the resident weights.
     pub fn resident_bytes(&self) -> u64 {
         self.resident_bytes
-    }
-
-    /// One number for the content of all resident tensors, those of the prediction layer excepted. It depends on nothing else: not on
-    /// files, copies, threads, or what matrices became at load.
-    pub fn digest(&self) -> u32 {
-        self.digest
     }
 
     /// Whether attention is sparse.

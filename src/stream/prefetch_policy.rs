@@ -34,8 +34,8 @@ pub enum Lookahead {
 pub(super) struct Costs {
     /// Bytes of an expert.
     pub expert_bytes: f64,
-    /// Bytes of prefetches that the drives may hold at once.
-    pub at_drives_bytes: f64,
+    /// Bytes of prefetches that a drive may hold at once.
+    pub at_drive_bytes: f64,
     /// Slabs of each layer.
     pub per_layer_quota: usize,
 }
@@ -109,6 +109,8 @@ pub(super) struct PrefetchPolicy {
     mode: Lookahead,
     top_k: usize,
     costs: Costs,
+    /// Drives that hold prefetches; one that is hardly used delays no demand.
+    drives: usize,
     layers: Vec<LayerRecord>,
     prediction: LayerPrediction,
     /// How often a misprediction was still being read when its layer came.
@@ -148,6 +150,7 @@ impl PrefetchPolicy {
             mode,
             top_k,
             costs,
+            drives: 1,
             layers: (0..layers).map(layer).collect(),
             prediction: LayerPrediction::default(),
             late: Rate::new(1.0),
@@ -173,6 +176,11 @@ impl PrefetchPolicy {
         }
     }
 
+    /// Sets how many drives take part in reading.
+    pub(super) fn set_drives(&mut self, drives: usize) {
+        self.drives = drives;
+    }
+
     /// How many experts of a layer are prefetched for each token.
     fn width(&self, layer: usize) -> usize {
         match self.mode {
@@ -190,9 +198,10 @@ impl PrefetchPolicy {
     fn least_chance(&self) -> f64 {
         let Costs {
             expert_bytes,
-            at_drives_bytes,
+            at_drive_bytes,
             per_layer_quota,
         } = self.costs;
+        let at_drives_bytes = at_drive_bytes * self.drives as f64;
         let used_each = self.hit.get() * self.top_k as f64;
         let missed = match per_layer_quota {
             0 => 0.0,
@@ -276,7 +285,7 @@ mod tests {
 
     const COSTS: Costs = Costs {
         expert_bytes: 8e6,
-        at_drives_bytes: 2e6,
+        at_drive_bytes: 2e6,
         per_layer_quota: 10,
     };
 

@@ -18,7 +18,6 @@ use super::slots::Slots;
 use super::usage::Usage;
 use crate::quant::Activations;
 use crate::quant::encode::NotFinite;
-use crate::weight::Damage;
 
 mod demands;
 mod prefetches;
@@ -150,17 +149,17 @@ impl ExpertStore {
         let experts = files.catalog.experts();
         let costs = Costs {
             expert_bytes: files.mean_bytes(),
-            at_drives_bytes: options.engine.prefetch_bytes() as f64 * files.files.drives() as f64,
+            at_drive_bytes: options.engine.prefetch_bytes() as f64,
             per_layer_quota,
         };
         let record = options.engine.record;
         ExpertStore {
-            slabs: ExpertSlabs::new(
+            slabs: ExpertSlabs {
                 engine,
                 files,
-                Cache::new(&counts, model_layers, experts, per_layer_quota),
-                (record > 0).then(|| DemandTrace::new(record)),
-            ),
+                cache: Cache::new(&counts, model_layers, experts, per_layer_quota),
+                trace: (record > 0).then(|| DemandTrace::new(record)),
+            },
             policy: PrefetchPolicy::new(options.lookahead, top_k, model_layers, costs),
             top_k,
             demands: DemandQueue::default(),
@@ -265,6 +264,7 @@ impl ExpertStore {
         }
         self.take_events()?;
         let tokens = chosen.len() / self.top_k;
+        self.policy.set_drives(self.slabs.engine.serving_drives());
         self.usage.record(layer, chosen);
         self.slabs.cache.begin_pass(layer, chosen, tokens);
         self.policy.routed(layer, chosen, tokens);
@@ -433,14 +433,6 @@ impl ExpertStore {
         self.slabs.engine.flush();
         let DemandedExpert { expert, progress } = self.demands.experts[at];
         let locations = self.slabs.files.matrices(self.demands.key(at));
-        match progress {
-            Progress::GateUp(slab) => {
-                let projections = [Projection::Gate, Projection::Up];
-                self.slabs.check(slab, &projections, &locations)?;
-            }
-            Progress::Down(slab) => self.slabs.check(slab, &[Projection::Down], &locations)?,
-            Progress::NoSlab | Progress::Done => {}
-        }
         let (slabs, activations) = (&self.slabs, self.activations);
         let matrix = |slab, projection| slabs.matrix(slab, projection, &locations, activations);
         Ok(Some(match progress {
@@ -519,16 +511,15 @@ impl ExpertStore {
         self.preloads.ended(slab);
     }
 
-    /// The error for an expert's matrix with this damage.
-    pub fn damaged(
-        &self,
-        layer: usize,
-        expert: u32,
-        projection: Projection,
-        source: Damage,
-    ) -> StreamError {
-        let key = ExpertKey { layer, expert };
-        self.slabs.files.damaged(key, projection, source)
+    /// The error for a matrix whose scales turned out to be infinite or NaN.
+    pub fn scale_error(&self, layer: usize, expert: u32, projection: Projection) -> StreamError {
+        StreamError::Scale {
+            tensor: self
+                .slabs
+                .files
+                .catalog
+                .scales_name(layer, expert, projection),
+        }
     }
 
     /// The error for a matrix with a weight that cannot be rounded.

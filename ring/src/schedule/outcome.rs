@@ -17,6 +17,16 @@ pub(super) enum Outcome {
     Failed(io::Error),
 }
 
+impl Outcome {
+    /// Bytes that came.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Outcome::Done(n) | Outcome::Short(n) => *n,
+            Outcome::Interrupted(_) | Outcome::Refused(_) | Outcome::Failed(_) => 0,
+        }
+    }
+}
+
 pub(super) fn outcome(result: io::Result<u64>, requested: u64, align: u64) -> Outcome {
     match result {
         Ok(n) if n >= requested => Outcome::Done(n),

@@ -1,5 +1,7 @@
 //! Remembers how each copy of a file is read and whether it failed.
 
+use std::io;
+
 use crate::replica::{Access, Replica};
 
 /// How a copy is read.
@@ -11,6 +13,22 @@ pub(super) struct Route {
     pub(super) access: Access,
     /// Set after a failure: other copies are preferred from then on.
     pub(super) failed: bool,
+}
+
+impl Route {
+    /// Whether an O_DIRECT read that the file system refuses may go through the page cache.
+    pub(super) fn may_be_buffered(&self) -> bool {
+        self.access != Access::DirectOnly
+    }
+
+    /// Reads it through the page cache from now on.
+    pub(super) fn buffer(&mut self, refused: &io::Error) {
+        if self.access.is_direct() {
+            self.access = Access::Buffered;
+            let path = self.replica.file.path().display();
+            tracing::warn!("{path} is read through the page cache: O_DIRECT reads fail: {refused}");
+        }
+    }
 }
 
 /// The copies that may be read: those that are not marked in `failed`. A copy that failed an earlier chunk serves only where all

@@ -1,5 +1,4 @@
-//! Parses the command line. Flags override environment variables; a conflicting variable is ignored. Of two variables that conflict,
-//! the one of a `--no-` flag counts: what a user forbids is not done.
+//! Parses the command line. Flags override environment variables; a conflicting variable is ignored.
 
 use std::ffi::OsString;
 
@@ -74,9 +73,7 @@ fn without_conflicts(
         Err(error) if error.kind() == ErrorKind::ArgumentConflict => error,
         other => return other,
     };
-    let mut names = conflicting(&conflict);
-    names.sort_by_key(|name| name.starts_with("--no-"));
-    let second = names
+    let second = conflicting(&conflict)
         .iter()
         .map(|name| attempt(without_variable(command.clone(), name)))
         .find(

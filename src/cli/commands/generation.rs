@@ -70,13 +70,7 @@ impl<W: Write> GenerationRun<'_, W> {
             generated,
             drafted: feed.finish(),
             prompt_phases,
-            failed: match failed {
-                None => self.printer.finish().err(),
-                Some(error) => {
-                    self.printer.abandon();
-                    Some(error)
-                }
-            },
+            failed: failed.or_else(|| self.printer.finish().err()),
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use super::open_line;
 use super::printer::shown;
 
 /// Whether the reader of the output is gone, as with `| head -1`.
@@ -34,18 +33,18 @@ fn with_flags(text: String) -> String {
     FLAGS.iter().fold(text, replaced)
 }
 
-/// Writes log lines to stderr, with flags as in errors, and never into an unfinished line of stdout. The logger writes a line at once.
-pub struct LogWriter;
+/// Writes log lines to stderr, with flags as in errors. The logger writes a line at once.
+pub struct LogWriter(pub io::Stderr);
 
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let text = with_flags(String::from_utf8_lossy(line).into_owned());
-        open_line::log(text.as_bytes())?;
+        self.0.write_all(text.as_bytes())?;
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        self.0.flush()
     }
 }
 

@@ -2,10 +2,8 @@
 
 pub mod error;
 pub mod file;
-pub mod findings;
 pub mod formats;
 pub mod memory;
-pub mod open_line;
 pub mod pluralize;
 pub mod printer;
 pub mod progress;

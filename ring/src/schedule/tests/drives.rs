@@ -7,12 +7,11 @@ use super::*;
 fn batches(speeds: &[f64], chunk: u64, chunks_in_batch: u64, batches: usize) -> f64 {
     let window = Window::default();
     let mut s = Scheduler::new(1, &files(1, speeds.len()), window);
-    s.fleet.drives = (0..speeds.len() as u64)
-        .map(|n| Drive::new(n, window))
-        .collect();
+    let drives = (0..speeds.len() as u64).map(|n| Drive::new(n, window));
     for (drive, route) in s.files[0].iter_mut().enumerate() {
         route.drive = drive;
     }
+    s.fleet = Fleet::new(drives.collect(), &s.files, None);
     let mut now = 0.0;
     let mut batch_time = 0.0;
     // Of each drive: when it will have done everything that it has, and what that is.
