@@ -71,6 +71,8 @@ pub mod pool;
 pub mod quant;
 pub mod runtime;
 pub mod shards;
+#[doc(hidden)]
+pub mod stand_in;
 pub mod stream;
 pub mod tools;
 #[doc(hidden)]

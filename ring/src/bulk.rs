@@ -39,6 +39,8 @@ pub struct BulkError {
 struct Job<'a> {
     file: u32,
     offset: u64,
+    /// Where it begins in the memory of all spans.
+    at: usize,
     into: &'a mut [u8],
 }
 
@@ -54,8 +56,8 @@ pub fn layout(files: &[Replicas], ranges: &[Range]) -> Result<Layout, RangeError
 }
 
 /// Reads the spans of `layout` into `memory`, each to its place. With `direct`, reads bypass the page cache where the file system
-/// allows it; otherwise the bytes are dropped from it afterwards. All copies of a file take part. `progress` is called with the
-/// number of bytes of each piece.
+/// allows it; otherwise the bytes are dropped from it afterwards. All copies of a file take part. Each piece that has been read is
+/// handed to `arrived` by the thread that read it, with its position in `memory`.
 ///
 /// # Errors
 /// The first range that no copy gave.
@@ -67,7 +69,7 @@ pub fn read(
     layout: &Layout,
     direct: bool,
     memory: &mut [u8],
-    progress: &(dyn Fn(u64) + Sync),
+    arrived: &(dyn Fn(usize, &[u8]) + Sync),
 ) -> Result<(), BulkError> {
     let mut jobs = jobs(layout, memory);
     let sources = files.iter().map(Vec::len).max().unwrap_or(1);
@@ -80,7 +82,13 @@ pub fn read(
     let work = |preferred: usize| {
         while !failed.load(Ordering::Relaxed) {
             let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let Some(Job { file, offset, into }) = job else {
+            let Some(Job {
+                file,
+                offset,
+                at,
+                into,
+            }) = job
+            else {
                 return;
             };
             let copies = &files[file as usize];
@@ -101,7 +109,7 @@ pub fn read(
                     },
                 );
             if done {
-                progress(into.len() as u64);
+                arrived(at, into);
                 continue;
             }
             failed.store(true, Ordering::Relaxed);
@@ -140,6 +148,7 @@ pub fn read(
 
 fn jobs<'a>(layout: &Layout, mut memory: &'a mut [u8]) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
+    let mut at = 0;
     // Spans follow each other without gaps.
     for span in layout.spans() {
         let (into, rest) = std::mem::take(&mut memory).split_at_mut(span.len as usize);
@@ -148,9 +157,11 @@ fn jobs<'a>(layout: &Layout, mut memory: &'a mut [u8]) -> Vec<Job<'a>> {
             jobs.push(Job {
                 file: span.file,
                 offset: span.offset + (i * CHUNK) as u64,
+                at: at + i * CHUNK,
                 into,
             });
         }
+        at += span.len as usize;
     }
     jobs
 }
@@ -253,11 +264,14 @@ mod tests {
             let layout = layout(&files, &requested).unwrap();
             let mut memory = Region::map(layout.footprint() as usize).unwrap();
             let counted = AtomicU64::new(0);
-            read(&files, &layout, direct, &mut memory, &|n| {
-                counted.fetch_add(n, Ordering::Relaxed);
+            let arrived = Mutex::new(vec![0; layout.footprint() as usize]);
+            read(&files, &layout, direct, &mut memory, &|at, piece| {
+                counted.fetch_add(piece.len() as u64, Ordering::Relaxed);
+                arrived.lock().unwrap()[at..at + piece.len()].copy_from_slice(piece);
             })
             .unwrap();
             assert_eq!(counted.into_inner(), layout.footprint());
+            assert!(arrived.into_inner().unwrap()[..] == memory[..layout.footprint() as usize]);
             let got = |i: usize| {
                 let at = layout.places()[i] as usize;
                 &memory[at..at + requested[i].len as usize]
@@ -289,7 +303,7 @@ mod tests {
             .unwrap();
         let layout = layout(&files, &[range(0, 0, 20_000)]).unwrap();
         let mut memory = Region::map(layout.footprint() as usize).unwrap();
-        let error = read(&files, &layout, true, &mut memory, &|_| {}).unwrap_err();
+        let error = read(&files, &layout, true, &mut memory, &|_, _| {}).unwrap_err();
         assert_eq!((error.file, error.offset), (0, 9000));
         assert!(error.to_string().contains("the file ends here"), "{error}");
     }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::stand_in::StandIn;
+
 /// Why a config was refused. Each message names the file, the key, its value and what is possible.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -12,6 +14,16 @@ pub enum ConfigError {
         path: PathBuf,
         /// The operating system's answer.
         source: std::io::Error,
+    },
+    /// The file stands in for another.
+    #[error("{} {stand_in}: {remedy}", path.display())]
+    StandIn {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        stand_in: StandIn,
+        /// What to do.
+        remedy: String,
     },
     /// The file is no JSON object.
     #[error("{}: {reason}", path.display())]

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::ConfigError;
+use crate::stand_in::StandIn;
 
 /// No real config comes near; a larger file is refused unread.
 const MAX_FILE: u64 = 16 << 20;
@@ -21,6 +22,13 @@ pub const MAX_EXPERTS: u64 = 1 << 14;
 
 /// Reads a file that must hold one JSON object.
 pub fn read_object(path: &Path) -> Result<Value, ConfigError> {
+    if let Some(stand_in) = StandIn::find(path) {
+        return Err(ConfigError::StandIn {
+            path: path.into(),
+            remedy: stand_in.remedy(path),
+            stand_in,
+        });
+    }
     let read = || {
         // Looked at before it is opened: opening a FIFO would wait for a writer.
         if !std::fs::metadata(path)?.is_file() {
@@ -79,6 +87,11 @@ impl<'a> Keys<'a> {
 
     pub fn find(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key)
+    }
+
+    /// All keys with their values.
+    pub fn iter(&self) -> impl Iterator<Item = (&'a str, &'a Value)> + use<'a> {
+        self.map.iter().map(|(key, value)| (key.as_str(), value))
     }
 
     /// The value under `key`, unless it is null.

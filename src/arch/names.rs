@@ -85,6 +85,23 @@ pub enum Part {
     DraftHead,
 }
 
+impl Part {
+    /// Whether it is the weight of a norm, which the values are multiplied by.
+    pub fn is_norm(self) -> bool {
+        matches!(
+            self,
+            Part::AttentionNorm
+                | Part::MlpNorm
+                | Part::QueryNorm
+                | Part::KvNorm
+                | Part::IndexNorm
+                | Part::DraftTokenNorm
+                | Part::DraftHiddenNorm
+                | Part::DraftHeadNorm
+        )
+    }
+}
+
 /// A tensor of a model, independent of how its family spells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorId {

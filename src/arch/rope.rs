@@ -24,6 +24,23 @@ impl Rope {
     }
 }
 
+/// The parameters of all layer types, where they are given for each; they must be equal.
+fn by_layer_type<'a>(
+    keys: &Keys<'a>,
+    key: &str,
+    rope: &Keys<'a>,
+) -> Result<Option<Keys<'a>>, ConfigError> {
+    let mut types = rope.iter().filter(|(_, value)| value.is_object());
+    let Some((name, first)) = types.next() else {
+        return Ok(None);
+    };
+    let differs = rope.iter().any(|(_, value)| value != first);
+    if differs {
+        return Err(keys.unsupported(key, "equal parameters for all layer types".into()));
+    }
+    rope.nested(name, first).map(Some)
+}
+
 /// `rope_scaling` or `rope_parameters`, then `rope_theta`, then 10000.
 fn theta(keys: &Keys) -> Result<f64, ConfigError> {
     const MAX_THETA: f64 = 1e15;
@@ -34,6 +51,7 @@ fn theta(keys: &Keys) -> Result<f64, ConfigError> {
             continue;
         };
         let rope = keys.nested(key, value)?;
+        let rope = by_layer_type(keys, key, &rope)?.unwrap_or(rope);
         for kind in ["rope_type", "type"] {
             match rope.find(kind) {
                 None => continue,

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use colibri_uring::atomic_file;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::emulate_default_handler;
 
@@ -133,6 +133,12 @@ pub fn leave_the_end_to_signals() {
     while ENDING.load(Ordering::SeqCst) {
         std::thread::park();
     }
+}
+
+/// Makes a write past the limit on the length of files (`ulimit -f`) an error, which names the file. By default SIGXFSZ kills the process.
+pub fn fail_oversized_writes() {
+    // Fails for no valid signal. Then the default stays.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 
 /// The exit code of an interrupted run.

@@ -28,7 +28,8 @@ use output::{printer, terminal};
 #[command(
     after_long_help = "Results go to stdout, everything else to stderr. Exit code 0: done, 1: failed, 2: wrong usage, 130: interrupted.\n\n\
                   These variables stand for their flags: COLIBRI_MODEL, COLIBRI_MIRROR, COLIBRI_RAM, COLIBRI_THREADS, COLIBRI_KV, \
-                  COLIBRI_NO_KV, COLIBRI_NO_USAGE and COLIBRI_VERBOSE. Flags override variables; a conflicting variable is ignored.\n\n\
+                  COLIBRI_NO_KV, COLIBRI_NO_USAGE and COLIBRI_VERBOSE. Flags override variables; a conflicting variable is ignored. \
+                  COLIBRI_NO_KV overrides COLIBRI_KV in chat.\n\n\
                   Without a command, the program continues a short text with the demo model that ships with it."
 )]
 struct Cli {
@@ -76,6 +77,7 @@ impl Command {
 
 /// Parses the command line, runs the command and returns the exit code.
 pub fn main() -> ExitCode {
+    interrupt::fail_oversized_writes();
     let args: Vec<OsString> = std::env::args_os().collect();
     let outcome = match command_line::parse::<Cli>(&args) {
         Ok(parsed) => {
@@ -164,7 +166,7 @@ fn log_to_stderr(verbose: u8) {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| LogWriter(io::stderr()))
+        .with_writer(|| LogWriter)
         .with_ansi(terminal::styled(&io::stderr()))
         .with_target(false)
         .without_time()

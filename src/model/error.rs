@@ -21,6 +21,34 @@ pub enum ModelError {
         /// The layer.
         layer: usize,
     },
+    /// A hidden state is infinite or NaN, so no later number means anything.
+    #[error(
+        "layer {layer}: its {block} makes the hidden state {value} at position {position}: weights of this layer are damaged or          overflow; compare its files with their source, or fetch them again"
+    )]
+    HiddenState {
+        /// The layer.
+        layer: usize,
+        /// `attention` or `MLP`.
+        block: &'static str,
+        /// Position of the token in its sequence, from 0.
+        position: usize,
+        /// The first such value.
+        value: f32,
+    },
+    /// A logit is infinite or NaN though the hidden state of the last layer is finite.
+    #[error(
+        "the logit of token {token} is {value} at position {position}, though the output of the last layer, {layer}, is finite:          the final norm or the head is damaged or overflows; compare their files with their source, or fetch them again"
+    )]
+    Logit {
+        /// The token.
+        token: usize,
+        /// Position in its sequence of the token that was computed, from 0.
+        position: usize,
+        /// The last layer.
+        layer: usize,
+        /// The logit.
+        value: f32,
+    },
     /// A token id outside the vocabulary.
     #[error("token id {id} is outside the vocabulary (0 to {})", vocab_size - 1)]
     Token {

@@ -69,9 +69,35 @@ impl Runner {
             self.timer.layer(layer);
             self.predict_at(weights, layer, n)?;
             self.attend(weights, layer, &mut spans(parts, layer), n, false)?;
+            self.check_finite(parts, n, layer, "attention")?;
             self.feed_forward(weights, layer, n)?;
+            self.check_finite(parts, n, layer, "MLP")?;
         }
         Ok(())
+    }
+
+    /// Refuses a residual that `block` of `layer` has made infinite or NaN: it would choose experts and tokens at random.
+    fn check_finite(
+        &self,
+        parts: &[Part<'_>],
+        n: usize,
+        layer: usize,
+        block: &'static str,
+    ) -> Result<(), ModelError> {
+        let hidden = self.weights.config().hidden_size;
+        let x = &self.x[..n * hidden];
+        let Some(at) = ops::first_not_finite(x) else {
+            return Ok(());
+        };
+        let mut positions = parts
+            .iter()
+            .flat_map(|part| part.position..part.position + part.ids.len());
+        Err(ModelError::HiddenState {
+            layer,
+            block,
+            position: positions.nth(at / hidden).unwrap_or(0),
+            value: x[at],
+        })
     }
 
     /// Takes the rows of `spans`, whose residual is in `x` and whose angles are prepared, through the prediction layer.
@@ -208,10 +234,19 @@ impl Runner {
         self.logits.resize(values, 0.0);
     }
 
-    /// Computes the logits of the rows `rows` of `x`, as rows `first` and following of `logits`.
-    pub(super) fn head(&mut self, rows: &[usize], first: usize) {
+    /// Computes the logits of the rows `rows` of `x`, which are at `positions` of their sequences, as rows `first` and following of
+    /// `logits`.
+    ///
+    /// # Errors
+    /// [`ModelError::Logit`] when one is infinite or NaN.
+    pub(super) fn head(
+        &mut self,
+        rows: &[usize],
+        positions: &[usize],
+        first: usize,
+    ) -> Result<(), ModelError> {
         if rows.is_empty() {
-            return;
+            return Ok(());
         }
         let weights = &self.weights;
         let config = weights.config();
@@ -224,7 +259,17 @@ impl Runner {
         let logits = &mut self.logits[first * vocab..][..rows.len() * vocab];
         let head = weights.head().matrix();
         head.matmul(&self.pool, normed, rows.len(), logits);
+        let bad = ops::first_not_finite(logits).map(|at| (at, logits[at]));
         self.timer.lap(Phase::Head);
+        match bad {
+            None => Ok(()),
+            Some((at, value)) => Err(ModelError::Logit {
+                token: at % vocab,
+                position: positions[at / vocab],
+                layer: weights.layers.len().saturating_sub(1),
+                value,
+            }),
+        }
     }
 }
 

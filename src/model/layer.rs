@@ -1,12 +1,12 @@
 //! Loads one decoder layer, and decides whether its attention is sparse.
 
-use crate::arch::{IndexerKind, MlpKind, Part, TensorId};
+use crate::arch::{MlpKind, Part, TensorId};
 use crate::model::attention::Attention;
 use crate::model::mlp::Mlp;
 use crate::model::moe::Moe;
 use crate::quant::Activations;
 use crate::quant::encode::Packing;
-use crate::weight::{Loader, WeightError};
+use crate::weight::{Loader, WeightError, has_indexers};
 
 /// Choices at load.
 #[derive(Clone, Copy, Debug)]
@@ -72,20 +72,10 @@ pub(super) fn sparsity(loader: &Loader, options: LoadOptions) -> Sparsity {
     if !options.dsa {
         return Sparsity::Off;
     }
-    let any_tensor = |layer| has_indexer(layer, |id| loader.has(id));
-    let layers = indexer.layers.iter().enumerate();
-    let mut full_layers = layers.filter(|(_, kind)| **kind == IndexerKind::Full);
-    if full_layers.any(|(layer, _)| any_tensor(layer)) {
-        Sparsity::Active(indexer.top_k)
-    } else {
-        Sparsity::Absent
+    match has_indexers(loader.arch(), |id| loader.has(id)) {
+        true => Sparsity::Active(indexer.top_k),
+        false => Sparsity::Absent,
     }
-}
-
-/// Whether any tensor of a layer's indexer exists.
-pub(super) fn has_indexer(layer: usize, exists: impl Fn(TensorId) -> bool) -> bool {
-    let mut ids = (Part::INDEXER.into_iter()).map(|part| TensorId::Layer(layer, part));
-    ids.any(exists)
 }
 
 pub(super) fn load_layer(

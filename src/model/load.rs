@@ -25,6 +25,7 @@ pub struct Weights {
     pub(super) rope: Rope,
     sparsity: Sparsity,
     resident_bytes: u64,
+    digest: u32,
 }
 
 /// Weights that stay in memory.
@@ -77,7 +78,7 @@ impl Weights {
     ///
     /// # Errors
     /// The first tensor that is missing, has another shape than the architecture, has a type that no matrix product takes,
-    /// cannot be read, or has an infinite or NaN value in a norm, bias, router or scale.
+    /// cannot be read, has an infinite or NaN value, or more zeros than a model has.
     pub fn load(
         shards: &Shards,
         arch: Architecture,
@@ -109,7 +110,7 @@ impl Weights {
             mtp,
         } = Parts::find(&mut loader, sparsity)?;
         let resident_bytes = loader.bytes();
-        loader.finish(options.direct, progress)?;
+        let digest = loader.finish(options.direct, progress)?;
         Ok(Weights {
             embed,
             layers,
@@ -119,6 +120,7 @@ impl Weights {
             rope: Rope::new(arch.rope.theta, arch.rope.dims),
             sparsity,
             resident_bytes,
+            digest,
             config: arch,
         })
     }
@@ -131,6 +133,12 @@ impl Weights {
     /// Bytes of the resident weights.
     pub fn resident_bytes(&self) -> u64 {
         self.resident_bytes
+    }
+
+    /// One number for the content of all resident tensors, those of the prediction layer excepted. It depends on nothing else: not on
+    /// files, copies, threads, or what matrices became at load.
+    pub fn digest(&self) -> u32 {
+        self.digest
     }
 
     /// Whether attention is sparse.

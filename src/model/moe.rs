@@ -22,7 +22,7 @@ use crate::quant::Matrix;
 use crate::quant::encode::NotFinite;
 use crate::stream::catalog::Projection;
 use crate::stream::{Ready, Urgency};
-use crate::weight::{Loader, WeightError};
+use crate::weight::{Damage, Loader, WeightError};
 
 /// The resident part of a sparse layer's MLP.
 #[derive(Debug)]
@@ -234,8 +234,8 @@ impl Moe {
                         ops::silu_mul(middle, up_out);
                     }
                     let matrices = [(Projection::Gate, gate), (Projection::Up, up)];
-                    if let Some(bad) = bad_scales(middle, &matrices) {
-                        return Err(pass.store.scale_error(self.layer, id, bad).into());
+                    if let Some((bad, damage)) = damage(middle, &matrices) {
+                        return Err(pass.store.damaged(self.layer, id, bad, damage).into());
                     }
                 }
                 Some(Ready::Down { expert: id, down }) => {
@@ -252,8 +252,8 @@ impl Moe {
                     let middle = &middle[slots.start * inter..slots.end * inter];
                     let outputs = &mut outputs[slots.start * hidden..slots.end * hidden];
                     down.matmul(pool, middle, slots.len(), outputs);
-                    if let Some(bad) = bad_scales(outputs, &[(Projection::Down, down)]) {
-                        return Err(pass.store.scale_error(self.layer, id, bad).into());
+                    if let Some((bad, damage)) = damage(outputs, &[(Projection::Down, down)]) {
+                        return Err(pass.store.damaged(self.layer, id, bad, damage).into());
                     }
                     done += slots.len();
                     pass.meter.add(slots.len());
@@ -277,14 +277,15 @@ fn rounded<'a, const N: usize>(
     }
 }
 
-/// The matrix whose scales made `out` infinite or NaN, if scales did. A bad scale always shows in the output, so the scales of
-/// experts are not checked when they are read.
-fn bad_scales(out: &[f32], matrices: &[(Projection, Matrix<'_>)]) -> Option<Projection> {
-    if out.iter().all(|x| x.is_finite()) {
-        return None;
-    }
-    let bad = matrices.iter().find(|(_, w)| !w.scales_are_finite());
-    bad.map(|(projection, _)| *projection)
+/// The matrix that made `out` infinite or NaN by a scale or a weight that is, if one did. Such a value always shows in the output, so
+/// experts are not searched for them when they are read.
+fn damage(out: &[f32], matrices: &[(Projection, Matrix<'_>)]) -> Option<(Projection, Damage)> {
+    ops::first_not_finite(out)?;
+    let mut found = matrices.iter().filter_map(|(projection, matrix)| {
+        let damage = Damage::not_finite(matrix)?;
+        Some((*projection, damage))
+    });
+    found.next()
 }
 
 impl Next<'_> {

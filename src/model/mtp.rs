@@ -4,12 +4,12 @@
 //! model. At position t it is given the token at t + 1 and the hidden state of t, and its output predicts the token at t + 2.
 //! `draft` runs it.
 
-use crate::arch::{Architecture, Part, Prediction, TensorId};
-use crate::model::layer::{Layer, LoadOptions, Sparsity, has_indexer, load_layer, sparsity};
+use crate::arch::{Architecture, Part, TensorId};
+use crate::model::layer::{Layer, LoadOptions, Sparsity, load_layer, sparsity};
 use crate::shards::Shards;
 use crate::stream::Catalog;
 use crate::stream::catalog::CatalogError;
-use crate::weight::{Loader, Weight, WeightError};
+use crate::weight::{Loader, Weight, WeightError, with_prediction};
 
 /// Tokens that the layer may lag behind the sequence before it computes them at once.
 pub(super) const MAX_UNSEEN: usize = 256;
@@ -65,18 +65,9 @@ pub enum PredictionError {
 /// [`PredictionError::Absent`] when the checkpoint has none of [`Part::DRAFT`], and [`PredictionError::Incomplete`] with the
 /// first tensor of the layer that is missing or does not fit.
 pub fn prediction(shards: &Shards, arch: &Architecture) -> Result<Architecture, PredictionError> {
-    let layer = arch.num_hidden_layers();
-    let exists = |id| shards.find(&arch.name(id)).is_some();
-    if !(Part::DRAFT.iter()).any(|part| exists(TensorId::Layer(layer, *part))) {
-        let tensor = arch.part_name(layer, Part::DraftInput);
-        return Err(PredictionError::Absent { tensor });
-    }
-    let arch = Architecture {
-        prediction: Some(Prediction {
-            indexer: arch.indexer.is_some() && has_indexer(layer, exists),
-        }),
-        ..arch.clone()
-    };
+    let arch = with_prediction(shards, arch).ok_or_else(|| PredictionError::Absent {
+        tensor: arch.part_name(arch.num_hidden_layers(), Part::DraftInput),
+    })?;
     complete(shards, &arch).map_err(|source| PredictionError::Incomplete { source })?;
     Ok(arch)
 }

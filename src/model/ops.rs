@@ -74,6 +74,16 @@ pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// The index of the first value that is infinite or NaN.
+pub fn first_not_finite(x: &[f32]) -> Option<usize> {
+    let infinite = |x: &f32| x.to_bits() & 0x7f80_0000 == 0x7f80_0000;
+    // Pieces without a branch become vector instructions.
+    let mut pieces = x.chunks(4096);
+    let piece = pieces.position(|piece| piece.iter().fold(false, |any, x| any | infinite(x)))?;
+    let start = 4096 * piece;
+    x[start..].iter().position(infinite).map(|at| start + at)
+}
+
 /// The index of the largest value, ties to the lowest; NaN and minus infinity never win. `None` when there is no other value.
 pub fn argmax(logits: &[f32]) -> Option<u32> {
     let mut best = None;
@@ -93,6 +103,16 @@ mod tests {
 
     fn close(value: f32, exact: f64) -> bool {
         (f64::from(value) - exact).abs() <= 1e-6 * exact.abs().max(1e-2)
+    }
+
+    #[test]
+    fn the_first_value_that_is_no_number_is_found() {
+        let mut x = vec![f32::MAX; 10_000];
+        assert_eq!(first_not_finite(&x), None);
+        (x[9_000], x[8_192]) = (f32::NAN, f32::NEG_INFINITY);
+        assert_eq!(first_not_finite(&x), Some(8_192));
+        assert_eq!(first_not_finite(&x[8_193..]), Some(807));
+        assert_eq!(first_not_finite(&[]), None);
     }
 
     fn vector() -> impl Strategy<Value = Vec<f32>> {

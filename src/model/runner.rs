@@ -173,8 +173,8 @@ impl Runner {
     ///
     /// # Errors
     /// No ids, an id outside the vocabulary, a context that becomes longer than the model allows, a sequence of another runner or one
-    /// that is swapped out, and [`ModelError::OutOfPages`]: nothing is changed then. An expert that cannot be read, or a stop: every
-    /// sequence then has the tokens of its complete slices.
+    /// that is swapped out, and [`ModelError::OutOfPages`]: nothing is changed then. An expert that cannot be read, a number that is infinite
+    /// or NaN, or a stop: every sequence then has the tokens of its complete slices.
     pub fn forward(&mut self, steps: &mut [Step<'_>]) -> Result<PassLogits<'_>, ModelError> {
         if steps.is_empty() {
             return Err(ModelError::NoTokens);
@@ -214,16 +214,20 @@ impl Runner {
         let (mut first, mut done, mut filled) = (0, 0, 0);
         while first < steps.len() {
             let (mut parts, mut wanted) = (Vec::new(), Vec::new());
+            // Of the wanted rows, for messages.
+            let mut positions = Vec::new();
             let (mut row, mut publish) = (0, Vec::new());
             let (start, mut from) = (first, done);
             for step in &mut steps[start..] {
                 let rest = &step.ids[from..];
                 let n = rest.len().min(self.limits.slice - row);
-                match step.logits {
-                    Logits::All => wanted.extend(row..row + n),
-                    Logits::Last if n == rest.len() => wanted.push(row + n - 1),
-                    Logits::Last | Logits::None => {}
-                }
+                let logits = match step.logits {
+                    Logits::All => 0..n,
+                    Logits::Last if n == rest.len() => n - 1..n,
+                    Logits::Last | Logits::None => 0..0,
+                };
+                wanted.extend(logits.clone().map(|i| row + i));
+                positions.extend(logits.map(|i| step.sequence.len() + i));
                 // Drafts may be taken back.
                 publish.push(step.logits != Logits::All);
                 parts.push(Part {
@@ -251,7 +255,7 @@ impl Runner {
                 self.publish_whole(part.sequence);
             }
             self.timer.skip();
-            self.head(&wanted, filled);
+            self.head(&wanted, &positions, filled)?;
             filled += wanted.len();
         }
         Ok(())
@@ -315,6 +319,7 @@ impl Runner {
         let vocab = self.weights.config().vocab_size;
         let mut done = 0;
         for slice in ids.chunks(self.limits.slice) {
+            let position = sequence.len();
             self.advance(&mut [Part {
                 position: sequence.len(),
                 sequence: &mut *sequence,
@@ -326,7 +331,8 @@ impl Runner {
                 let rows: Vec<usize> = (first..slice.len()).take(self.limits.head).collect();
                 self.timer.skip();
                 self.size_logits(rows.len());
-                self.head(&rows, 0);
+                let positions: Vec<usize> = rows.iter().map(|row| position + row).collect();
+                self.head(&rows, &positions, 0)?;
                 for (i, logits) in self.logits.chunks(vocab).enumerate() {
                     each(done + first + i, logits);
                 }

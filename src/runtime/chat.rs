@@ -30,6 +30,8 @@ pub enum ChatError {
     Full {
         /// Tokens of the conversation.
         tokens: usize,
+        /// Tokens of a new conversation with this message.
+        alone: usize,
         /// Tokens of the context.
         context: usize,
     },
@@ -194,30 +196,43 @@ impl<'a> Conversation<'a> {
     }
 
     fn turn(&mut self, context: usize) -> Result<Turn, ChatError> {
-        let ids = match &self.format {
-            Format::Template(template) => {
-                self.guard.choose(template.source(), &self.messages);
-                let guarded: Vec<Message> = self
-                    .messages
-                    .iter()
-                    .map(|m| self.guard.message(m))
-                    .collect();
-                self.asked = template.render(&guarded)?;
-                self.spell()?
-            }
-            Format::Raw => self.continued()?,
-        };
+        let ids = self.encode()?;
         if ids.is_empty() {
             return Err(TokenizerError::EmptyPrompt.into());
         }
         if ids.len() >= context {
-            let tokens = ids.len();
-            return Err(ChatError::Full { tokens, context });
+            return Err(ChatError::Full {
+                tokens: ids.len(),
+                alone: self.alone()?,
+                context,
+            });
         }
         let same = self.held.iter().zip(&ids).take_while(|(a, b)| a == b);
         // The last id is always fed: the logits after it choose the next.
         let reused = same.count().min(ids.len() - 1);
         Ok(Turn { ids, reused })
+    }
+
+    /// The ids of the conversation.
+    fn encode(&mut self) -> Result<Vec<u32>, ChatError> {
+        let Format::Template(template) = &self.format else {
+            return Ok(self.continued()?);
+        };
+        self.guard.choose(template.source(), &self.messages);
+        let guarded: Vec<Message> = self
+            .messages
+            .iter()
+            .map(|m| self.guard.message(m))
+            .collect();
+        self.asked = template.render(&guarded)?;
+        Ok(self.spell()?)
+    }
+
+    /// Tokens of a new conversation with the last message.
+    fn alone(&self) -> Result<usize, ChatError> {
+        let mut new = Conversation::new(self.tokenizer, self.format.clone(), self.system.clone());
+        new.messages.extend(self.messages.last().cloned());
+        Ok(new.encode()?.len())
     }
 
     /// The ids of `asked`. The part up to the last answer keeps the ids that the model chose.

@@ -3,9 +3,10 @@
 use crate::arch::ConfigError;
 use crate::model::{ModelError, PredictionError};
 use crate::runtime::plan::PlanError;
-use crate::shards::ShardError;
+use crate::shards::{Findings, ShardError};
 use crate::stream::StreamError;
 use crate::stream::catalog::CatalogError;
+use crate::weight::WeightError;
 
 /// Why a model cannot be opened or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +17,12 @@ pub enum OpenError {
     /// The safetensors files, or a directory of them.
     #[error(transparent)]
     Shards(#[from] ShardError),
+    /// A tensor or file that is missing, or that does not fit.
+    #[error("{0}")]
+    NotWhole(Findings),
+    /// A malformed stamp of formats.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
     /// There has to be a weight for the model and for each mirror.
     #[error(
         "{weights} mirror weights are given for {drives} drives: the model's and one for each mirror"

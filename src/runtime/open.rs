@@ -20,7 +20,7 @@ use crate::runtime::plan::{
 };
 use crate::runtime::text_runner::TextRunner;
 use crate::runtime::tokenizer::{LazyTokenizer, Tokenizer, TokenizerError};
-use crate::shards::{ShardError, Shards};
+use crate::shards::{Findings, Severity, ShardError, Shards};
 use crate::stream::usage::{History, Identity};
 use crate::stream::{Catalog, ExpertFiles, ExpertStore, StoreOptions, demand_trace};
 use crate::weight;
@@ -32,6 +32,7 @@ pub struct Model {
     /// With the prediction layer, where it is going to be used.
     config: Architecture,
     shards: Shards,
+    findings: Findings,
     tokenizer: Arc<LazyTokenizer>,
     weights: Mutex<Option<Arc<Weights>>>,
 }
@@ -61,7 +62,16 @@ impl Model {
             return Err(OpenError::MirrorWeights { weights, drives });
         }
         let mut config = Architecture::load(&dirs[0])?;
-        let shards = Shards::open_with(&dirs, &options.mirrors, options.engine)?;
+        let shards = Shards::open_partial(&dirs, &options.mirrors, options.engine)?;
+        let findings = weight::findings(&shards, &config)?;
+        let errors = findings.errors();
+        if !errors.is_empty() {
+            return Err(OpenError::NotWhole(errors));
+        }
+        let warnings = findings.only(&[Severity::Warning]);
+        if !warnings.is_empty() {
+            tracing::warn!("{warnings}");
+        }
         for fault in shards.faults() {
             tracing::warn!("{fault}");
         }
@@ -77,6 +87,7 @@ impl Model {
             options: options.clone(),
             config,
             shards,
+            findings,
             tokenizer: Arc::new(LazyTokenizer::new(&dirs[0])),
             weights: Mutex::new(None),
         })
@@ -90,6 +101,11 @@ impl Model {
     /// The index.
     pub fn shards(&self) -> &Shards {
         &self.shards
+    }
+
+    /// Warnings and notes about its tensors and files: none keeps it from running.
+    pub fn findings(&self) -> &Findings {
+        &self.findings
     }
 
     /// The model's `tokenizer.json`, read at the first call.

@@ -61,6 +61,9 @@ pub enum SampleError {
     /// Every logit is NaN or minus infinity.
     #[error("no token can be chosen: none of the {0} logits is a number")]
     NoLogit(usize),
+    /// A logit is infinite: a number overflowed on the way to it.
+    #[error("no token can be chosen: the logit of token {0} is infinite")]
+    Infinite(u32),
 }
 
 /// Draws tokens from one random stream.
@@ -96,8 +99,13 @@ impl Sampler {
     /// Draws the next token from `logits` `[vocabulary]` and observes it. A NaN counts as impossible.
     ///
     /// # Errors
-    /// [`SampleError::NoLogit`] when every token is impossible.
+    /// [`SampleError::NoLogit`] when every token is impossible, and [`SampleError::Infinite`] for a logit of infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
+        if let Some(best) = argmax(logits)
+            && logits[best as usize].is_infinite()
+        {
+            return Err(SampleError::Infinite(best));
+        }
         let penalty = self.sampling.repetition_penalty;
         if penalty == 1.0 {
             return self.draw(logits);
@@ -115,7 +123,7 @@ impl Sampler {
     fn draw(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         let best = argmax(logits).ok_or(SampleError::NoLogit(logits.len()))?;
         let max = f64::from(logits[best as usize]);
-        // No division by a temperature of 0, and infinity minus infinity is no weight.
+        // No division by a temperature of 0. A penalty may have made a logit infinite, and infinity minus infinity is no weight.
         if self.sampling.temperature <= 0.0 || max.is_infinite() {
             return Ok(best);
         }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use colibri_ring::FileError;
 use colibri_ring::headers::HeaderError;
 
-use super::Dtype;
+use super::{Dtype, Findings};
 
 /// The largest number of mirrors of a model.
 pub const MAX_MIRRORS: usize = 4;
@@ -35,10 +35,15 @@ pub enum ShardError {
         source: io::Error,
     },
     /// A directory has no shard.
-    #[error("{} holds no *.safetensors file", dir.display())]
+    #[error(
+        "{} holds no *.safetensors file{}",
+        dir.display(), others.as_ref().map_or(String::new(), |others| format!("; {others}"))
+    )]
     NoShards {
         /// The directory.
         dir: PathBuf,
+        /// A file of another format in it, and what to take instead.
+        others: Option<String>,
     },
     /// One directory was given twice.
     #[error("{} and {} are the same directory", first.display(), second.display())]
@@ -106,32 +111,9 @@ pub enum ShardError {
         /// The other one.
         second: PathBuf,
     },
-    /// The list of shards names a file that no directory has.
-    #[error(
-        "{} is missing, which {} names for tensor {}: the download is incomplete",
-        Shown(shard), list.display(), Shown(tensor)
-    )]
-    Incomplete {
-        /// The list.
-        list: PathBuf,
-        /// Name of the file that is missing.
-        shard: String,
-        /// The first tensor that is therefore missing.
-        tensor: String,
-    },
-    /// The numbers in the names of the shards have a gap.
-    #[error(
-        "{} is missing from {}, as the names of the other shards say: the download is incomplete, or the model has one \
-         more directory to give",
-        Shown(shard),
-        list(dirs)
-    )]
-    Unfinished {
-        /// Name of the file that is missing.
-        shard: String,
-        /// The directories that were searched.
-        dirs: Vec<PathBuf>,
-    },
+    /// Files are missing or broken.
+    #[error("{0}")]
+    NotWhole(Findings),
     /// The list of shards is malformed or too large.
     #[error("{}: not a list of shards: {reason}", list.display())]
     BadList {
@@ -291,7 +273,7 @@ fn in_tensor(tensor: Option<&str>) -> String {
     tensor.map_or(String::new(), |t| format!("tensor {}: ", Shown(t)))
 }
 
-fn list(dirs: &[PathBuf]) -> String {
+pub(super) fn list(dirs: &[PathBuf]) -> String {
     let dirs: Vec<_> = dirs.iter().map(|d| d.display().to_string()).collect();
     dirs.join(", ")
 }

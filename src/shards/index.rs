@@ -23,10 +23,12 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Merges the headers of the files, given in order; `path` gives a file's path.
+    /// Merges the headers of the files, given in order; `path` gives a file's path. `decide` is given a tensor that is in two files,
+    /// and returns the file whose tensor counts, or `None`, which is an error.
     pub(super) fn build<'p>(
         headers: Vec<Header>,
         path: impl Fn(u32) -> &'p Path,
+        decide: impl Fn(&str, usize, usize) -> Result<Option<usize>, ShardError>,
     ) -> Result<Index, ShardError> {
         let total = |of: fn(&Header) -> usize| headers.iter().map(of).sum::<usize>();
         // Exact sizes: growing by doubling would take up to twice the memory, and would rehash.
@@ -37,17 +39,71 @@ impl Index {
             table: HashTable::with_capacity(total(|h| h.tensors.len())),
             hasher: DefaultHashBuilder::default(),
         };
+        let mut doubles = Vec::new();
         for (file, header) in headers.into_iter().enumerate() {
-            index.add(header, path(file as u32), &path)?;
+            index.add(header, path(file as u32), &mut doubles)?;
         }
+        index.remove(doubles, path, decide)?;
         Ok(index)
     }
 
-    fn add<'p>(
+    /// Removes all tensors of a name but the one that counts. `doubles` are the others of a name after its first.
+    fn remove<'p>(
+        &mut self,
+        doubles: Vec<TensorEntry>,
+        path: impl Fn(u32) -> &'p Path,
+        decide: impl Fn(&str, usize, usize) -> Result<Option<usize>, ShardError>,
+    ) -> Result<(), ShardError> {
+        if doubles.is_empty() {
+            return Ok(());
+        }
+        // Tensors of three files, of which the index names the one that comes last.
+        let mut later = Vec::new();
+        for double in doubles {
+            let name = double.name(&self.names);
+            let hash = self.hasher.hash_one(name);
+            let same = |i: &u32| self.tensors[*i as usize].name(&self.names) == name;
+            let Some(&at) = self.table.find(hash, same) else {
+                continue;
+            };
+            let first = &self.tensors[at as usize];
+            let ambiguous = || doubled(name, first, &double, &path);
+            if first.file == double.file {
+                return Err(ambiguous());
+            }
+            let counts = decide(name, first.file as usize, double.file as usize)?;
+            match counts {
+                Some(file) if file == double.file as usize => self.tensors[at as usize] = double,
+                Some(file) if file == first.file as usize => {}
+                Some(file) => later.push((file, at, double)),
+                None => return Err(ambiguous()),
+            }
+        }
+        for (file, at, double) in later {
+            let first = &self.tensors[at as usize];
+            if first.file as usize != file {
+                let name = double.name(&self.names);
+                return Err(doubled(name, first, &double, &path));
+            }
+        }
+        self.tensors.sort_by_key(|t| (t.file, t.offset, t.bytes));
+        self.table.clear();
+        for (i, tensor) in self.tensors.iter().enumerate() {
+            let hash = self.hasher.hash_one(tensor.name(&self.names));
+            let rehash = |i: &u32| {
+                self.hasher
+                    .hash_one(self.tensors[*i as usize].name(&self.names))
+            };
+            self.table.insert_unique(hash, i as u32, rehash);
+        }
+        Ok(())
+    }
+
+    fn add(
         &mut self,
         header: Header,
         file: &Path,
-        path: impl Fn(u32) -> &'p Path,
+        doubles: &mut Vec<TensorEntry>,
     ) -> Result<(), ShardError> {
         // Numbers have 32 bits, the end of each arena included.
         let base = |have: usize, more: usize, what| match u32::try_from(have.saturating_add(more)) {
@@ -80,10 +136,7 @@ impl Index {
                     slot.insert(self.tensors.len() as u32);
                     self.tensors.push(entry);
                 }
-                hash_table::Entry::Occupied(slot) => {
-                    let first = &self.tensors[*slot.get() as usize];
-                    return Err(doubled(name, first, &entry, path));
-                }
+                hash_table::Entry::Occupied(_) => doubles.push(entry),
             }
         }
         Ok(())

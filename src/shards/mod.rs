@@ -1,21 +1,26 @@
 //! Indexes any number of safetensors files and reads ranges of them, by pread and posix_fadvise, never mmap.
 //!
-//! [`Shards::open`] finds the files (`scan`), reads their headers concurrently, parses each (`header`), and merges them into one
-//! hash index (`index`). `mirror` decides which files of other directories are copies. `read` reads tensors, `write` writes new shards.
+//! [`Shards::open`] finds the files (`scan`), selects those of the model (`select`, by Hugging Face's index in `list`), reads their
+//! headers concurrently, parses each (`header`), and merges them into one hash index (`index`). `finding` describes what is missing,
+//! `mirror` decides which files of other directories are copies, `read` reads tensors, and `write` writes new shards.
 
 mod dtype;
 mod error;
+mod finding;
 mod header;
 mod index;
+mod list;
 mod mirror;
 mod part;
+mod pieces;
 mod read;
 mod readahead;
 mod sample;
 mod scan;
+mod select;
 mod write;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -24,11 +29,14 @@ use colibri_ring::{EngineKind, File, Replica, Replicas, limits};
 
 pub use dtype::Dtype;
 pub use error::{Flaw, MAX_MIRRORS, ShardError};
+pub use finding::{Finding, Findings, Kind, Severity};
 pub use header::{MAX_HEADER, Metadata};
 pub(crate) use mirror::is_copy;
 pub use mirror::{Fault, MirrorFile, Refusal, Unserved};
 pub(crate) use part::open_part;
+pub(crate) use pieces::Pieces;
 pub use sample::data_sample;
+pub use scan::other_weights;
 pub use write::{
     Planned, ShardWriter, WriteError, free_space, shard_bytes, shard_header, write_whole,
 };
@@ -36,6 +44,10 @@ pub use write::{
 use header::{Header, TensorEntry};
 use index::Index;
 use mirror::{Mirrors, Settled};
+use select::{Ranked, Selection};
+
+/// Key of `__metadata__` that marks a shard whose weights are synthetic: zeros in it are meant.
+pub const SYNTHETIC: &str = "colibri.synthetic";
 
 /// Whether the page cache keeps what was just read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +97,9 @@ pub struct Shards {
     metadata: Vec<Metadata>,
     read_ahead: Vec<u64>,
     index: Index,
+    /// Indices of the directories.
+    lists: Vec<Ranked>,
+    findings: Findings,
 }
 
 impl Shards {
@@ -114,26 +129,33 @@ impl Shards {
         mirrors: &[PathBuf],
         engine: EngineKind,
     ) -> Result<Shards, ShardError> {
+        let shards = Shards::open_partial(dirs, mirrors, engine)?;
+        let errors = shards.findings.errors();
+        match errors.is_empty() {
+            true => Ok(shards),
+            false => Err(ShardError::NotWhole(errors)),
+        }
+    }
+
+    /// Like [`Shards::open_with`], and takes the files that exist where others are missing: see [`Shards::findings`].
+    ///
+    /// # Errors
+    /// Those of [`Shards::open_with`], except [`ShardError::NotWhole`].
+    pub fn open_partial(
+        dirs: &[PathBuf],
+        mirrors: &[PathBuf],
+        engine: EngineKind,
+    ) -> Result<Shards, ShardError> {
         if let Err(e) = limits::raise_open_files() {
             tracing::debug!("the limit of open files stays as it is: {e}");
         }
         scan::check_distinct(dirs)?;
         let mirroring = Mirrors::open(mirrors, dirs)?;
+        let mut selection = Selection::new(dirs)?;
         let (mut files, mut dir_of) = (Vec::new(), Vec::new());
-        for (i, dir) in dirs.iter().enumerate() {
-            for path in scan::shards(dir)? {
-                files.push(Arc::new(File::open(path)?));
-                dir_of.push(i);
-            }
-        }
-
-        let present: HashSet<_> = files.iter().filter_map(|f| f.path().file_name()).collect();
-        let mut absent = Vec::new();
-        for dir in dirs {
-            absent.extend(scan::Absent::read(dir, &present)?);
-        }
-        if absent.is_empty() {
-            scan::check_numbered(dirs, &present)?;
+        for (dir, path) in &selection.files {
+            files.push(Arc::new(File::open(path)?));
+            dir_of.push(*dir);
         }
 
         let parsed = read_headers(&files, MAX_HEADER, engine, |i, text| {
@@ -147,10 +169,10 @@ impl Shards {
             .iter_mut()
             .map(|h| std::mem::take(&mut h.metadata))
             .collect();
-        let index = Index::build(headers, |file| files[file as usize].path())?;
-        for absent in absent {
-            absent.check(|name| index.find(name).is_some())?;
-        }
+        let path = |file| files[file as usize].path();
+        let decide = |tensor: &str, first, second| selection.decide(tensor, first, second);
+        let index = Index::build(headers, path, decide)?;
+        selection.check_stale(|name| Some(index.find(name)?.file as usize));
         Ok(Shards {
             dirs: dirs.to_vec(),
             mirrors: mirrors.to_vec(),
@@ -161,12 +183,51 @@ impl Shards {
             dir_of,
             metadata,
             index,
+            lists: selection.lists,
+            findings: Findings(selection.findings),
         })
     }
 
     /// The directories, as given.
     pub fn dirs(&self) -> &[PathBuf] {
         &self.dirs
+    }
+
+    /// What is wrong with the files: some that are missing, or that the index leaves out.
+    pub fn findings(&self) -> &Findings {
+        &self.findings
+    }
+
+    /// Tensor -> name of the file that should have it, by the indices of the directories.
+    ///
+    /// # Errors
+    /// An index that cannot be read again.
+    pub fn named_files(&self) -> Result<HashMap<String, String>, ShardError> {
+        let mut named = HashMap::new();
+        for ranked in self.lists.iter().rev() {
+            named.extend(ranked.list.tensors()?);
+        }
+        Ok(named)
+    }
+
+    /// Files that are missing between others of successive numbers. It is no error where the files that exist have every tensor.
+    pub fn number_gaps(&self) -> Findings {
+        if !self.lists.is_empty() {
+            return Findings::default();
+        }
+        let names = self.files.iter().filter_map(|f| f.path().file_name());
+        let gaps = scan::missing_numbers(&names.collect()).into_iter();
+        let gaps = gaps.filter(|name| !name.contains("-of-"));
+        let dirs = error::list(&self.dirs);
+        Findings(
+            gaps.map(|name| Finding::missing_number(name, &dirs))
+                .collect(),
+        )
+    }
+
+    /// The directories as one text, for messages.
+    pub fn shown_dirs(&self) -> String {
+        error::list(&self.dirs)
     }
 
     /// The files, in the order of [`Tensor::file`]: by directory, then by name.
@@ -221,6 +282,11 @@ impl Shards {
     /// `__metadata__` of a file; empty if it has none.
     pub fn metadata(&self, file: usize) -> &Metadata {
         &self.metadata[file]
+    }
+
+    /// Whether a file says that its weights were made up and may be holes, as `synth --sparse` makes them.
+    pub fn is_synthetic(&self, file: usize) -> bool {
+        self.metadata[file].contains_key(SYNTHETIC)
     }
 
     /// Number of tensors.

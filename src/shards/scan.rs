@@ -1,22 +1,11 @@
-//! Finds the shards of a model, and checks that none is missing.
+//! Finds the safetensors files of directories, and the gaps in their numbers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use colibri_ring::File;
-use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
-
-use super::error::{ShardError, Shown};
-
-/// The list of shards that Hugging Face directories carry.
-const LIST: &str = "model.safetensors.index.json";
-
-/// More than the list of the largest known model by an order of magnitude, in bytes.
-const MAX_LIST: u64 = 256 << 20;
+use super::error::ShardError;
 
 /// Refuses an empty list of directories, and one directory given twice under any path: the user meant another one.
 pub(super) fn check_distinct(dirs: &[PathBuf]) -> Result<(), ShardError> {
@@ -42,7 +31,7 @@ pub(super) fn check_distinct(dirs: &[PathBuf]) -> Result<(), ShardError> {
 /// The shards of one directory by name: the regular files and links that `*.safetensors` matches in a shell. The caches of Hugging
 /// Face consist of links.
 ///
-/// A broken link counts, so that opening it reports what is missing.
+/// A broken link counts, so that it is reported.
 pub(super) fn shards(dir: &Path) -> Result<Vec<PathBuf>, ShardError> {
     let failed = |source| ShardError::List {
         dir: dir.to_path_buf(),
@@ -63,18 +52,38 @@ pub(super) fn shards(dir: &Path) -> Result<Vec<PathBuf>, ShardError> {
     if found.is_empty() {
         return Err(ShardError::NoShards {
             dir: dir.to_path_buf(),
+            others: other_weights(dir),
         });
     }
     found.sort_unstable();
     Ok(found)
 }
 
-/// Refuses shards whose names number another one, like `model-00001-of-00002.safetensors` alone. For models without a list: those with one
-/// may have been cut to fewer files.
-pub(super) fn check_numbered(
-    dirs: &[PathBuf],
-    present: &HashSet<&OsStr>,
-) -> Result<(), ShardError> {
+/// Weights of another kind in a directory without shards, and what to take instead.
+pub fn other_weights(dir: &Path) -> Option<String> {
+    const OTHERS: [(&str, &str); 6] = [
+        (".gguf", "GGUF, the format of llama.cpp"),
+        (".bin", "a PyTorch checkpoint"),
+        (".pth", "a PyTorch checkpoint"),
+        (".pt", "a PyTorch checkpoint"),
+        (".ckpt", "a PyTorch checkpoint"),
+        (".h5", "a Keras checkpoint"),
+    ];
+    let mut names: Vec<_> = std::fs::read_dir(dir).ok()?.flatten().collect();
+    names.sort_by_key(std::fs::DirEntry::file_name);
+    OTHERS.iter().find_map(|(end, what)| {
+        let ends = |name: &std::ffi::OsString| name.as_bytes().ends_with(end.as_bytes());
+        let found = names.iter().map(std::fs::DirEntry::file_name).find(ends)?;
+        Some(format!(
+            "{} is {what}: take the safetensors files of the model",
+            Path::new(&found).display()
+        ))
+    })
+}
+
+/// The files that the names of others number, like `model-00002-of-00002.safetensors` where there is only the first. One for each
+/// series: without the end of a series, its length is unknown.
+pub(super) fn missing_numbers(present: &HashSet<&OsStr>) -> Vec<String> {
     let mut series: BTreeMap<(&str, &str), Vec<Numbered<'_>>> = BTreeMap::new();
     for shard in present.iter().filter_map(|name| Numbered::parse(name)) {
         series
@@ -82,40 +91,59 @@ pub(super) fn check_numbered(
             .or_default()
             .push(shard);
     }
+    let mut missing = Vec::new();
     for ((stem, of), shards) in series {
-        let Ok(count) = of.parse::<u64>() else {
-            continue;
-        };
         let numbers: BTreeSet<u64> = shards.iter().map(|shard| shard.number).collect();
         // Some series start at 0.
         let first = u64::from(!numbers.contains(&0));
-        let missing = (first..count.saturating_add(first)).find(|n| !numbers.contains(n));
-        if let Some(missing) = missing {
-            let width = shards[0].width;
-            return Err(ShardError::Unfinished {
-                shard: format!("{stem}-{missing:0width$}-of-{of}.safetensors"),
-                dirs: dirs.to_vec(),
-            });
-        }
+        let end = match of.parse::<u64>() {
+            Ok(count) => count.saturating_add(first),
+            // Between the lowest and the highest number.
+            Err(_) if of.is_empty() => numbers.last().copied().unwrap_or(0),
+            Err(_) => continue,
+        };
+        let first = match of {
+            "" => numbers.first().copied().unwrap_or(0),
+            _ => first,
+        };
+        let width = shards[0].width;
+        let end_of_name = if of.is_empty() {
+            String::new()
+        } else {
+            format!("-of-{of}")
+        };
+        let gaps = (first..end).filter(|n| !numbers.contains(n));
+        missing.extend(
+            gaps.take(MAX_NUMBERS)
+                .map(|n| format!("{stem}-{n:0width$}{end_of_name}.safetensors")),
+        );
     }
-    Ok(())
+    missing
 }
 
-/// A name like `model-00001-of-00002.safetensors`.
-struct Numbered<'a> {
-    stem: &'a str,
-    number: u64,
+/// Most files of a series that are reported as missing: a name may claim any number.
+const MAX_NUMBERS: usize = 1000;
+
+/// A name like `model-00001-of-00002.safetensors`, or `model-00001.safetensors`.
+pub(super) struct Numbered<'a> {
+    pub stem: &'a str,
+    pub number: u64,
     /// Digits of the number.
     width: usize,
-    of: &'a str,
+    /// How many there are; empty where the name does not say it.
+    pub of: &'a str,
 }
 
 impl<'a> Numbered<'a> {
-    fn parse(name: &'a OsStr) -> Option<Numbered<'a>> {
-        let (rest, of) = (name.to_str()?.strip_suffix(".safetensors")?).rsplit_once("-of-")?;
-        let (stem, number) = rest.rsplit_once('-')?;
+    pub(super) fn parse(name: &'a OsStr) -> Option<Numbered<'a>> {
+        let name = name.to_str()?.strip_suffix(".safetensors")?;
         let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-        (digits(number) && digits(of)).then_some(())?;
+        let (rest, of) = name
+            .rsplit_once("-of-")
+            .filter(|(_, of)| digits(of))
+            .unwrap_or((name, ""));
+        let (stem, number) = rest.rsplit_once('-')?;
+        digits(number).then_some(())?;
         Some(Numbered {
             stem,
             number: number.parse().ok()?,
@@ -124,133 +152,3 @@ impl<'a> Numbered<'a> {
         })
     }
 }
-
-/// Tensors that a directory's list expects in files that no directory has.
-#[derive(Debug)]
-pub(super) struct Absent {
-    list: PathBuf,
-    /// Name of the tensor, name of the file.
-    tensors: Vec<(String, String)>,
-}
-
-impl Absent {
-    /// Compares the list of `dir`, if it has one, with the names of the shards of all directories: a model
-    /// that is split over directories keeps its whole list in each.
-    pub(super) fn read(
-        dir: &Path,
-        present: &HashSet<&OsStr>,
-    ) -> Result<Option<Absent>, ShardError> {
-        let list = dir.join(LIST);
-        if !list.exists() {
-            return Ok(None);
-        }
-        let file = File::open(&list)?;
-        let bad = |reason: String| ShardError::BadList {
-            list: list.clone(),
-            reason,
-        };
-        if file.size() > MAX_LIST {
-            return Err(bad(format!("it has {} bytes", file.size())));
-        }
-        let mut text = vec![0; file.size() as usize];
-        file.read_at(&mut text, 0)?;
-        let parsed = std::str::from_utf8(&text)
-            .map_err(|e| e.to_string())
-            .and_then(|text| {
-                let mut json = serde_json::Deserializer::from_str(text);
-                let absent = ListSeed(present).deserialize(&mut json);
-                absent
-                    .and_then(|absent| json.end().map(|()| absent))
-                    .map_err(|e| e.to_string())
-            });
-        let tensors = parsed.map_err(|reason| bad(Shown(&reason).to_string()))?;
-        Ok(Some(Absent { list, tensors }))
-    }
-
-    /// The error, if one of the tensors is in no shard.
-    ///
-    /// An absent file alone is not an error: a converter may have left the list of the original with files of other names.
-    pub(super) fn check(self, has: impl Fn(&str) -> bool) -> Result<(), ShardError> {
-        match self.tensors.into_iter().find(|(tensor, _)| !has(tensor)) {
-            Some((tensor, shard)) => Err(ShardError::Incomplete {
-                list: self.list,
-                shard,
-                tensor,
-            }),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Parses the list and keeps only tensors whose file is absent, so that the usual list of 100,000 tensors takes no memory.
-#[derive(Clone, Copy)]
-struct ListSeed<'a>(&'a HashSet<&'a OsStr>);
-
-#[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "snake_case")]
-enum Field {
-    WeightMap,
-    #[serde(other)]
-    Other,
-}
-
-impl<'de> DeserializeSeed<'de> for ListSeed<'_> {
-    type Value = Vec<(String, String)>;
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
-        json.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for ListSeed<'_> {
-    type Value = Vec<(String, String)>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with weight_map")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut absent = Vec::new();
-        while let Some(field) = map.next_key()? {
-            match field {
-                Field::WeightMap => absent = map.next_value_seed(WeightMap(self.0))?,
-                Field::Other => {
-                    map.next_value::<serde::de::IgnoredAny>()?;
-                }
-            }
-        }
-        Ok(absent)
-    }
-}
-
-struct WeightMap<'a>(&'a HashSet<&'a OsStr>);
-
-impl<'de> DeserializeSeed<'de> for WeightMap<'_> {
-    type Value = Vec<(String, String)>;
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
-        json.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for WeightMap<'_> {
-    type Value = Vec<(String, String)>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object from tensors to files")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut absent = Vec::new();
-        while let Some((tensor, file)) = map.next_entry::<Text<'de>, Text<'de>>()? {
-            if !self.0.contains(OsStr::new(&*file.0)) {
-                absent.push((tensor.0.into_owned(), file.0.into_owned()));
-            }
-        }
-        Ok(absent)
-    }
-}
-
-/// A string that is borrowed from the text unless it has escapes.
-#[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] std::borrow::Cow<'a, str>);

@@ -1,8 +1,11 @@
 //! Names the failures of reading experts.
 
+use std::path::PathBuf;
+
 use colibri_ring::{DirectRefused, EngineError, RangeError, ReadError};
 
 use crate::quant::encode::NotFinite;
+use crate::weight::Damage;
 
 /// Why experts cannot be streamed.
 #[derive(Debug, thiserror::Error)]
@@ -29,11 +32,17 @@ pub enum StreamError {
         /// File, offset, and the operating system's answer.
         source: ReadError,
     },
-    /// A scale of an expert is infinite or NaN.
-    #[error("tensor {tensor} has a scale that is infinite or NaN")]
-    Scale {
-        /// The tensor with the scales.
+    /// The bytes of an expert are no weights.
+    #[error("{}: tensor {tensor}, expert {expert}: {found}; the file is damaged: fetch it again", file.display())]
+    Damaged {
+        /// The file.
+        file: PathBuf,
+        /// The tensor with the weights or the scales.
         tensor: String,
+        /// Index of the expert in its layer.
+        expert: u32,
+        /// What is wrong with them.
+        found: Damage,
     },
     /// An expert that is to be quantised has an infinite or NaN weight.
     #[error("tensor {tensor}, expert {expert}, cannot be quantised: {found}")]

@@ -9,6 +9,7 @@ use super::error::StreamError;
 use super::key::ExpertKey;
 use super::slots::{self, Footprint};
 use crate::shards::Shards;
+use crate::weight::Damage;
 
 /// Part of a slab that holds gate and up; computing can start when it has been read.
 pub(super) const GATE_UP: u8 = 0;
@@ -28,6 +29,8 @@ fn source_weights(shards: &Shards, weights: &[u32]) -> Vec<u32> {
 pub struct ExpertFiles {
     pub(super) files: Files,
     pub(super) catalog: Catalog,
+    /// By file: the primary, and whether its experts may be zeros.
+    primaries: Vec<(Arc<File>, bool)>,
     /// Largest stored size and footprint of each slab class, ascending.
     classes: Vec<(u64, Footprint)>,
 }
@@ -42,7 +45,9 @@ impl ExpertFiles {
         catalog: Catalog,
         direct: DirectMode,
     ) -> Result<ExpertFiles, StreamError> {
-        ExpertFiles::of(shards.replicas(), catalog, direct)
+        let of_file = |(i, file): (usize, &Arc<File>)| (file.clone(), shards.is_synthetic(i));
+        let primaries = shards.files().iter().enumerate().map(of_file).collect();
+        ExpertFiles::of(shards.replicas(), primaries, catalog, direct)
     }
 
     /// As if each of `drives` drives held a copy of every file; for a simulation.
@@ -60,11 +65,16 @@ impl ExpertFiles {
         };
         let copies = |file| (0..drives).map(|drive| copy(file, drive)).collect();
         let replicas = shards.files().iter().map(copies).collect();
-        ExpertFiles::of(replicas, catalog, DirectMode::Off)
+        // Nothing is read: the experts are zeros.
+        let primaries = (shards.files().iter())
+            .map(|file| (file.clone(), true))
+            .collect();
+        ExpertFiles::of(replicas, primaries, catalog, DirectMode::Off)
     }
 
     fn of(
         replicas: Vec<Replicas>,
+        primaries: Vec<(Arc<File>, bool)>,
         catalog: Catalog,
         direct: DirectMode,
     ) -> Result<ExpertFiles, StreamError> {
@@ -72,6 +82,7 @@ impl ExpertFiles {
         let mut experts = ExpertFiles {
             files,
             catalog,
+            primaries,
             classes: Vec::new(),
         };
         let mut sizes = Vec::new();
@@ -181,6 +192,38 @@ impl ExpertFiles {
                 tensor: self.tensor_at(key, None, source.offset, source.len),
                 source,
             })
+    }
+
+    /// Whether a matrix may be zeros.
+    pub(super) fn may_be_zeros(&self, matrix: &Location) -> bool {
+        self.primaries[matrix.file].1
+    }
+
+    /// The error for an expert's matrix with this damage.
+    pub(super) fn damaged(
+        &self,
+        key: ExpertKey,
+        projection: Projection,
+        found: Damage,
+    ) -> StreamError {
+        let location = self.matrices(key)[projection as usize];
+        let (catalog, ExpertKey { layer, expert }) = (&self.catalog, key);
+        let (file, tensor) = match found {
+            Damage::Scale { .. } | Damage::ZeroScales { .. } => {
+                let name = catalog.scales_name(layer, expert, projection);
+                (location.scales.file, name)
+            }
+            Damage::Value { .. } | Damage::Zeros { .. } => {
+                let name = catalog.tensor_name(layer, expert, projection);
+                (location.file, name)
+            }
+        };
+        StreamError::Damaged {
+            file: self.primaries[file].0.path().to_path_buf(),
+            tensor,
+            expert,
+            found,
+        }
     }
 
     /// The tensor of an expert that overlaps a byte range of a file (or of any), for messages.

@@ -18,6 +18,7 @@ use super::slots::Slots;
 use super::usage::Usage;
 use crate::quant::Activations;
 use crate::quant::encode::NotFinite;
+use crate::weight::Damage;
 
 mod demands;
 mod prefetches;
@@ -154,12 +155,12 @@ impl ExpertStore {
         };
         let record = options.engine.record;
         ExpertStore {
-            slabs: ExpertSlabs {
+            slabs: ExpertSlabs::new(
                 engine,
                 files,
-                cache: Cache::new(&counts, model_layers, experts, per_layer_quota),
-                trace: (record > 0).then(|| DemandTrace::new(record)),
-            },
+                Cache::new(&counts, model_layers, experts, per_layer_quota),
+                (record > 0).then(|| DemandTrace::new(record)),
+            ),
             policy: PrefetchPolicy::new(options.lookahead, top_k, model_layers, costs),
             top_k,
             demands: DemandQueue::default(),
@@ -433,6 +434,14 @@ impl ExpertStore {
         self.slabs.engine.flush();
         let DemandedExpert { expert, progress } = self.demands.experts[at];
         let locations = self.slabs.files.matrices(self.demands.key(at));
+        match progress {
+            Progress::GateUp(slab) => {
+                let projections = [Projection::Gate, Projection::Up];
+                self.slabs.check(slab, &projections, &locations)?;
+            }
+            Progress::Down(slab) => self.slabs.check(slab, &[Projection::Down], &locations)?,
+            Progress::NoSlab | Progress::Done => {}
+        }
         let (slabs, activations) = (&self.slabs, self.activations);
         let matrix = |slab, projection| slabs.matrix(slab, projection, &locations, activations);
         Ok(Some(match progress {
@@ -511,15 +520,16 @@ impl ExpertStore {
         self.preloads.ended(slab);
     }
 
-    /// The error for a matrix whose scales turned out to be infinite or NaN.
-    pub fn scale_error(&self, layer: usize, expert: u32, projection: Projection) -> StreamError {
-        StreamError::Scale {
-            tensor: self
-                .slabs
-                .files
-                .catalog
-                .scales_name(layer, expert, projection),
-        }
+    /// The error for an expert's matrix with this damage.
+    pub fn damaged(
+        &self,
+        layer: usize,
+        expert: u32,
+        projection: Projection,
+        source: Damage,
+    ) -> StreamError {
+        let key = ExpertKey { layer, expert };
+        self.slabs.files.damaged(key, projection, source)
     }
 
     /// The error for a matrix with a weight that cannot be rounded.

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use colibri_ring::bulk::BulkError;
 use colibri_ring::{ArenaError, RangeError};
 
+use super::damage::Damage;
 use crate::quant::encode::NotFinite;
 use crate::quant::infer::Refusal;
-use crate::shards::{Dtype, ShardError};
+use crate::shards::{Dtype, ShardError, Shards};
 
 /// Why a tensor cannot be the weight that it is named for.
 #[derive(Debug, thiserror::Error)]
@@ -83,25 +84,42 @@ pub enum WeightError {
         /// The operating system's answer.
         source: ArenaError,
     },
-    /// A norm, a bias or a router's weight is infinite or NaN.
-    #[error("tensor {name}: value {index} is {value}")]
-    Value {
+    /// Its bytes are no weights.
+    #[error("tensor {name}: {found}{}", remedy(found))]
+    Damaged {
         /// The tensor.
         name: String,
-        /// Which one.
-        index: usize,
-        /// The value.
-        value: f32,
+        /// What is wrong with them.
+        found: Damage,
     },
-    /// A scale is infinite or NaN.
-    #[error("tensor {name}: scale {index} is {value}")]
-    Scale {
-        /// The tensor with the scales.
+    /// A norm is zeros, so its output would be.
+    #[error("tensor {name}: all of its {of} values are 0{}", FETCH)]
+    ZeroNorm {
+        /// The tensor.
         name: String,
-        /// Which one.
-        index: usize,
-        /// The scale.
-        value: f32,
+        /// Number of values.
+        of: usize,
+    },
+    /// Bytes of a shard were never written.
+    #[error(
+        "tensor {name}: {bytes} bytes from byte {offset} of the file on are a hole: they were never written, and read as zeros{}",
+        FETCH
+    )]
+    Hole {
+        /// The tensor.
+        name: String,
+        /// First byte of the file.
+        offset: u64,
+        /// Bytes of the hole in the tensor.
+        bytes: u64,
+    },
+    /// What is wrong with a tensor of a file.
+    #[error("{}: {source}", file.display())]
+    In {
+        /// The shard.
+        file: PathBuf,
+        /// What is wrong.
+        source: Box<WeightError>,
     },
     /// A weight that should be quantised is infinite or NaN.
     #[error("tensor {name} cannot be quantised: {source}")]
@@ -129,7 +147,34 @@ pub enum WeightError {
     },
 }
 
+/// What to do about a file whose bytes are not those that were published.
+const FETCH: &str = "; the file is damaged or incomplete: fetch it again";
+
+fn remedy(damage: &Damage) -> &'static str {
+    match damage {
+        Damage::Zeros { .. } | Damage::ZeroScales { .. } => FETCH,
+        Damage::Scale { .. } | Damage::Value { .. } => "",
+    }
+}
+
 impl WeightError {
+    /// The same error, with the shard that the tensor is in.
+    #[must_use]
+    pub(crate) fn in_file(self, shards: &Shards, file: usize) -> WeightError {
+        match self {
+            // These name it.
+            WeightError::Shard(_)
+            | WeightError::Read { .. }
+            | WeightError::Place { .. }
+            | WeightError::Stamp { .. }
+            | WeightError::In { .. } => self,
+            error => WeightError::In {
+                file: shards.files()[file].path().to_path_buf(),
+                source: Box::new(error),
+            },
+        }
+    }
+
     /// The tensor that it is about, if it is about one.
     pub fn tensor(&self) -> Option<&str> {
         match self {
@@ -140,10 +185,12 @@ impl WeightError {
             | WeightError::ScalesDtype { name, .. }
             | WeightError::Read { name, .. }
             | WeightError::Place { name, .. }
-            | WeightError::Value { name, .. }
-            | WeightError::Scale { name, .. }
+            | WeightError::Damaged { name, .. }
+            | WeightError::ZeroNorm { name, .. }
+            | WeightError::Hole { name, .. }
             | WeightError::NotFinite { name, .. }
             | WeightError::Format { name, .. } => Some(name),
+            WeightError::In { source, .. } => source.tensor(),
             WeightError::Shard(_) | WeightError::Memory { .. } | WeightError::Stamp { .. } => None,
         }
     }

@@ -8,27 +8,18 @@ use colibri_ring::bulk;
 use colibri_ring::bulk::{HUGE_PAGE, Region, SLAB_ALIGN};
 use colibri_ring::extent::{self};
 
+use super::damage::{self, Zeros};
 use super::error::WeightError;
 use super::matrix::{Resident, Store, Weight};
 use super::quantised::{self, Plan, packed_bytes};
 use super::role::{Role, activations_of, role};
+use super::seen::{Digest, Seen};
 use super::stored::{Matrices, floats};
-use crate::arch::{Architecture, Shape, TensorId};
+use crate::arch::{Architecture, Part, Shape, TensorId};
 use crate::pool::Pool;
 use crate::quant::encode::Packing;
-use crate::quant::infer::not_finite;
 use crate::quant::{Activations, Format};
 use crate::shards::{Cache, Dtype, Shards, Tensor};
-
-/// What must hold of the bytes of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Check {
-    Nothing,
-    /// Scales that are numbers.
-    Scales,
-    /// Values of this format that are numbers.
-    Values(Format),
-}
 
 /// A tensor that is going to be read.
 #[derive(Debug)]
@@ -37,7 +28,11 @@ struct Wanted {
     /// How the matrix is stored; `None` for scales.
     format: Option<Format>,
     range: extent::Range,
-    check: Check,
+    /// How many zeros it may have.
+    zeros: Zeros,
+    /// Whether it counts for the digest.
+    counts: bool,
+    seen: Seen,
 }
 
 /// Finds resident weights, then reads them all.
@@ -54,6 +49,8 @@ pub struct Loader<'a> {
     activations: Activations,
     /// The matrices that are quantised on the way.
     quantised: Vec<Plan<'a>>,
+    /// Of the vectors.
+    digest: Digest,
     bytes: u64,
 }
 
@@ -72,6 +69,7 @@ impl<'a> Loader<'a> {
             dense: None,
             activations: Activations::Exact,
             quantised: Vec::new(),
+            digest: Digest::default(),
             bytes: 0,
         })
     }
@@ -111,8 +109,7 @@ impl<'a> Loader<'a> {
         self.shards.find(&self.arch.name(id)).is_some()
     }
 
-    /// A matrix in its stored width, or quantised. It can be used after [`Loader::finish`], which refuses a router whose floats
-    /// are infinite or NaN.
+    /// A matrix in its stored width, or quantised. It can be used after [`Loader::finish`], which checks its values.
     ///
     /// # Errors
     /// Those of [`Matrices::find`].
@@ -125,8 +122,9 @@ impl<'a> Loader<'a> {
         };
         let stored = self.matrices.find(&self.arch.name(id), &[rows, cols])?;
         let activations = activations_of(id, self.activations);
+        let checks = (self.zeros(id, &stored.tensor), self.counts(id));
         if let Some((dense, _)) = self.dense
-            && let Some(plan) = Plan::new(id, stored, rows, cols, dense)
+            && let Some(plan) = Plan::new(id, stored, rows, cols, dense, checks)
         {
             self.bytes += plan.bytes();
             let weight = Weight {
@@ -139,16 +137,10 @@ impl<'a> Loader<'a> {
             self.quantised.push(plan);
             return Ok(weight);
         }
-        let check = match role(id) {
-            Role::Router => Check::Values(stored.format),
-            _ => Check::Nothing,
-        };
         let store = Store::Resident {
             resident: self.resident.clone(),
-            bytes: self.want(&stored.tensor, Some(stored.format), check),
-            scales: stored
-                .scales
-                .map(|scales| self.want(&scales, None, Check::Scales)),
+            bytes: self.want(id, &stored.tensor, Some(stored.format)),
+            scales: stored.scales.map(|scales| self.want(id, &scales, None)),
         };
         Ok(Weight {
             format: stored.format,
@@ -159,15 +151,31 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn want(&mut self, tensor: &Tensor<'_>, format: Option<Format>, check: Check) -> usize {
+    fn want(&mut self, id: TensorId, tensor: &Tensor<'_>, format: Option<Format>) -> usize {
         self.bytes += tensor.bytes;
         self.wanted.push(Wanted {
             name: tensor.name.to_owned(),
             format,
             range: range(tensor),
-            check,
+            zeros: self.zeros(id, tensor),
+            counts: self.counts(id),
+            seen: Seen::default(),
         });
         self.wanted.len() - 1
+    }
+
+    /// How many zeros a matrix may have.
+    fn zeros(&self, id: TensorId, tensor: &Tensor<'_>) -> Zeros {
+        match role(id) {
+            _ if self.shards.is_synthetic(tensor.file) => Zeros::Any,
+            Role::Embedding => Zeros::Rows,
+            Role::Router | Role::Dense => Zeros::Few,
+        }
+    }
+
+    /// Whether the values of a tensor count for the digest: those of the prediction layer change no row of the others.
+    fn counts(&self, id: TensorId) -> bool {
+        (id.layer()).is_none_or(|layer| layer < self.arch.num_hidden_layers())
     }
 
     /// A vector as f32: a norm, a bias. Read at once: these are small.
@@ -182,29 +190,40 @@ impl<'a> Loader<'a> {
             panic!("{id:?} is no vector of the architecture");
         };
         let name = self.arch.name(id);
-        floats(&self.shards.get(&name)?, &[len])?;
+        let tensor = self.shards.get(&name)?;
+        let located = |error: WeightError| error.in_file(self.shards, tensor.file);
+        floats(&tensor, &[len]).map_err(located)?;
         let values = self.shards.read_f32(&name, Cache::Drop)?;
         self.bytes += 4 * values.len() as u64;
-        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
-            return Err(WeightError::Value {
-                name,
-                index,
-                value: values[index],
-            });
+        let damage = |found| {
+            located(WeightError::Damaged {
+                name: name.clone(),
+                found,
+            })
+        };
+        let bytes = bytemuck::cast_slice(&values);
+        damage::check(bytes, Some(Format::F32), Zeros::Any).map_err(damage)?;
+        let norm = id == TensorId::Norm || id.part().is_some_and(Part::is_norm);
+        if norm && !values.is_empty() && values.iter().all(|value| *value == 0.0) {
+            return Err(located(WeightError::ZeroNorm { name, of: len }));
+        }
+        if self.counts(id) {
+            self.digest.add(&name, crc32fast::hash(bytes));
         }
         Ok(values)
     }
 
     /// Reads every matrix that was asked for, around the page cache if `direct`. `progress` is called with (bytes so far, bytes
-    /// in all).
+    /// in all). The threads that read sum up and check what arrives. Returns the digest of all vectors and matrices, those of the
+    /// prediction layer excepted.
     ///
     /// # Errors
-    /// No memory, a failing read, scales, checked values or weights to be quantised that are infinite or NaN.
+    /// No memory, a failing read, values that are infinite or NaN, and more zeros than a model has.
     pub fn finish(
-        self,
+        mut self,
         direct: bool,
         progress: &(dyn Fn(u64, u64) + Sync),
-    ) -> Result<(), WeightError> {
+    ) -> Result<u32, WeightError> {
         let files = self.shards.replicas();
         let ranges: Vec<_> = self.wanted.iter().map(|wanted| wanted.range).collect();
         let layout = bulk::layout(&files, &ranges).map_err(|source| {
@@ -225,7 +244,27 @@ impl<'a> Loader<'a> {
         let total = footprint.saturating_add(floats);
         let done = AtomicU64::new(0);
         let heard = |n| progress(done.fetch_add(n, Ordering::Relaxed) + n, total);
-        bulk::read(&files, &layout, direct, &mut memory, &heard).map_err(|source| {
+        let places = layout.places();
+        let mut order: Vec<usize> = (0..places.len()).collect();
+        order.sort_by_key(|i| (places[*i], ranges[*i].len));
+        let arrived = |at: usize, piece: &[u8]| {
+            let (start, end) = (at as u64, (at + piece.len()) as u64);
+            let first = order.partition_point(|i| places[*i] + ranges[*i].len <= start);
+            for &i in &order[first..] {
+                let (from, to) = (places[i], places[i] + ranges[i].len);
+                if from >= end {
+                    break;
+                }
+                let (cut, until) = (start.max(from), end.min(to));
+                if cut < until {
+                    let piece = &piece[(cut - start) as usize..(until - start) as usize];
+                    let wanted = &self.wanted[i];
+                    wanted.seen.look(wanted.format, cut - from, piece);
+                }
+            }
+            heard(piece.len() as u64);
+        };
+        bulk::read(&files, &layout, direct, &mut memory, &arrived).map_err(|source| {
             let at = |wanted: &&Wanted| wanted.overlaps(source.file, source.offset);
             WeightError::Read {
                 name: self.name(at),
@@ -239,15 +278,28 @@ impl<'a> Loader<'a> {
                 .collect(),
             memory,
         };
-        for (i, wanted) in self.wanted.iter().enumerate() {
-            wanted.check(resident.range(i))?;
+        for (i, wanted) in self.wanted.iter_mut().enumerate() {
+            let seen = std::mem::take(&mut wanted.seen);
+            if seen.is_suspicious() {
+                let checked = damage::check(resident.range(i), wanted.format, wanted.zeros);
+                checked.map_err(|found| {
+                    let name = wanted.name.clone();
+                    let file = wanted.range.file as usize;
+                    WeightError::Damaged { name, found }.in_file(self.shards, file)
+                })?;
+            }
+            if wanted.counts {
+                self.digest.add(&wanted.name, seen.total());
+            }
         }
         if let Some((_, threads)) = self.dense {
-            quantised::read(self.shards, &Pool::new(threads), &self.quantised, &heard)?;
+            let pool = Pool::new(threads);
+            let (plans, digest) = (&self.quantised, &mut self.digest);
+            quantised::read(self.shards, &pool, plans, &heard, digest)?;
         }
         // Set once: a loader finishes once.
         let _ = self.resident.set(resident);
-        Ok(())
+        Ok(self.digest.total())
     }
 
     /// The name of the first tensor for which `found` holds, for messages.
@@ -265,50 +317,6 @@ impl Wanted {
         } = self.range;
         self.range.file == file && offset < start + len && start < offset + SLAB_ALIGN as u64
     }
-
-    fn check(&self, bytes: &[u8]) -> Result<(), WeightError> {
-        let name = || self.name.clone();
-        match self.check {
-            Check::Nothing => Ok(()),
-            Check::Scales => match not_finite(bytes) {
-                None => Ok(()),
-                Some((index, value)) => Err(WeightError::Scale {
-                    name: name(),
-                    index,
-                    value,
-                }),
-            },
-            Check::Values(format) => {
-                let halves = || {
-                    let words = bytes.chunks_exact(2);
-                    words.map(|b| u16::from_le_bytes([b[0], b[1]]))
-                };
-                let found = match format {
-                    Format::F32 => not_finite(bytes),
-                    Format::Bf16 => {
-                        first_not_finite(halves().map(|h| half::bf16::from_bits(h).to_f32()))
-                    }
-                    Format::F16 => {
-                        first_not_finite(halves().map(|h| half::f16::from_bits(h).to_f32()))
-                    }
-                    // Codes are numbers, and their scales are checked.
-                    _ => None,
-                };
-                match found {
-                    None => Ok(()),
-                    Some((index, value)) => Err(WeightError::Value {
-                        name: name(),
-                        index,
-                        value,
-                    }),
-                }
-            }
-        }
-    }
-}
-
-fn first_not_finite(values: impl Iterator<Item = f32>) -> Option<(usize, f32)> {
-    values.enumerate().find(|(_, value)| !value.is_finite())
 }
 
 fn range(tensor: &Tensor<'_>) -> extent::Range {

@@ -3,15 +3,17 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use super::damage::{Scan, Zeros};
 use super::error::WeightError;
 use super::role::{Role, role};
 use super::rows::{Block, Piece, Rows, RowsError};
+use super::seen::{Digest, Seen};
 use super::stored::Stored;
 use crate::arch::{Architecture, TensorId};
 use crate::pool::Pool;
 use crate::quant::Format;
 use crate::quant::encode::Packing;
-use crate::shards::{Cache, Dtype, Shards, Tensor};
+use crate::shards::{Cache, Dtype, ShardError, Shards, Tensor};
 
 /// What a resident matrix becomes when dense weights become `dense`; `None` where it stays as it is stored.
 ///
@@ -76,6 +78,9 @@ pub(super) struct Plan<'a> {
     rows: Rows,
     packing: Packing,
     result: Arc<OnceLock<Quantised>>,
+    zeros: Zeros,
+    /// Whether it counts for the digest.
+    counts: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -86,6 +91,7 @@ impl<'a> Plan<'a> {
         rows: usize,
         cols: usize,
         dense: Packing,
+        (zeros, counts): (Zeros, bool),
     ) -> Option<Plan<'a>> {
         let floating = stored.format.is_floating();
         Some(Plan {
@@ -97,6 +103,8 @@ impl<'a> Plan<'a> {
             },
             stored,
             result: Arc::default(),
+            zeros,
+            counts,
         })
     }
 
@@ -123,20 +131,23 @@ impl<'a> Plan<'a> {
 }
 
 /// Reads and quantises matrices, one after the other, in blocks of rows, a block a thread at a time. `heard` is told the bytes
-/// that were read.
+/// that were read, and `digest` the sums of what is stored.
 ///
 /// # Errors
-/// A failing read, and a weight that is infinite or NaN.
+/// A failing read, a weight that is infinite or NaN, and more zeros than a model has.
 pub(super) fn read(
     shards: &Shards,
     pool: &Pool,
     plans: &[Plan<'_>],
     heard: &(dyn Fn(u64) + Sync),
+    digest: &mut Digest,
 ) -> Result<(), WeightError> {
     let blocks: Mutex<Vec<Block>> = Mutex::new(Vec::new());
     for plan in plans {
         // Set once: a loader finishes once.
-        let _ = plan.result.set(read_one(shards, pool, plan, &blocks)?);
+        let _ = plan
+            .result
+            .set(read_one(shards, pool, plan, &blocks, digest)?);
         heard(plan.bytes_to_read());
     }
     Ok(())
@@ -147,21 +158,59 @@ fn read_one(
     pool: &Pool,
     plan: &Plan<'_>,
     blocks: &Mutex<Vec<Block>>,
+    digest: &mut Digest,
 ) -> Result<Quantised, WeightError> {
     let stored = &plan.stored;
-    let read = |piece, at, buf: &mut [u8]| match (piece, &stored.scales) {
-        (Piece::Scales, Some(scales)) => shards.read_part(scales, at, buf, Cache::Drop),
-        _ => shards.read_part(&stored.tensor, at, buf, Cache::Drop),
+    let weights = (&stored.tensor, Some(stored.format), Seen::default());
+    let scales = (stored.scales.as_ref()).map(|scales| (scales, None, Seen::default()));
+    let read = |piece, at, buf: &mut [u8]| {
+        let (tensor, format, seen) = match (piece, &scales) {
+            (Piece::Scales, Some(scales)) => scales,
+            _ => &weights,
+        };
+        shards.read_part(tensor, at, buf, Cache::Drop)?;
+        seen.look(*format, at, buf);
+        Ok::<_, ShardError>(())
     };
     let mut made = Quantised::default();
     let done = quantise(pool, plan.rows, plan.packing, read, blocks, &mut made);
-    done.map(|()| made).map_err(|e| match e {
-        RowsError::Read(e) => e.into(),
-        RowsError::NotFinite(source) => WeightError::NotFinite {
-            name: stored.tensor.name.into(),
-            source,
-        },
-    })
+    done.map_err(|e| match e {
+        RowsError::Read(e) => WeightError::from(e),
+        RowsError::NotFinite(source) => {
+            let name = stored.tensor.name.into();
+            WeightError::NotFinite { name, source }.in_file(shards, stored.tensor.file)
+        }
+    })?;
+    for (tensor, format, seen) in std::iter::once(weights).chain(scales) {
+        if seen.is_suspicious() {
+            read_again(shards, tensor, format, plan.zeros)?;
+        }
+        if plan.counts {
+            digest.add(tensor.name, seen.total());
+        }
+    }
+    Ok(made)
+}
+
+/// Checks the bytes of a tensor in order, a few at a time: blocks of rows came in any order, and were not kept.
+fn read_again(
+    shards: &Shards,
+    tensor: &Tensor<'_>,
+    format: Option<Format>,
+    zeros: Zeros,
+) -> Result<(), WeightError> {
+    const PIECE: u64 = 1 << 20;
+    let damaged = |found| {
+        let name = tensor.name.into();
+        WeightError::Damaged { name, found }.in_file(shards, tensor.file)
+    };
+    let (mut scan, mut piece) = (Scan::new(format, zeros), Vec::new());
+    for at in (0..tensor.bytes).step_by(PIECE as usize) {
+        piece.resize(PIECE.min(tensor.bytes - at) as usize, 0);
+        shards.read_part(tensor, at, &mut piece, Cache::Drop)?;
+        scan.feed(&piece).map_err(damaged)?;
+    }
+    scan.finish().map_err(damaged)
 }
 
 /// Quantises the matrix that `read` gives into `made`, in blocks of rows, a block a thread at a time. `blocks` keeps the buffers of

@@ -78,6 +78,11 @@ impl<'a> Matrices<'a> {
     /// When it or its scales are missing, have another shape, or are of a type or size that no matrix product takes.
     pub fn find(&self, name: &str, shape: &[usize]) -> Result<Stored<'a>, WeightError> {
         let tensor = self.shards.get(name)?;
+        let found = self.find_stored(tensor, shape);
+        found.map_err(|error| error.in_file(self.shards, tensor.file))
+    }
+
+    fn find_stored(&self, tensor: Tensor<'a>, shape: &[usize]) -> Result<Stored<'a>, WeightError> {
         let stored = match tensor.dtype {
             Dtype::U8 => return self.find_packed(tensor, shape),
             Dtype::F8E4M3 => self.find_fp8(tensor, shape)?,

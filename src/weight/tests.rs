@@ -1,6 +1,7 @@
 //! Containers that are not what they seem: each is refused with the tensor's name.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -68,13 +69,22 @@ impl Shard {
             loader.finish(true, &|_, _| {})?;
             Ok::<_, WeightError>(weight)
         };
-        let weight = load().map_err(|e| e.to_string())?;
+        let weight = load().map_err(|e| without(&path, &e.to_string()))?;
         Ok((weight.format, weight.matrix().scales().to_vec()))
     }
 
     fn error(self) -> String {
         self.load().unwrap_err()
     }
+}
+
+/// An error without the path of the file, which it names: that of its directory, where a tensor is missing.
+fn without(path: &Path, error: &str) -> String {
+    assert!(
+        error.contains(path.parent().unwrap().to_str().unwrap()),
+        "{error}"
+    );
+    error.replacen(&format!("{}: tensor ", path.display()), "tensor ", 1)
 }
 
 fn stamp(format: &str) -> String {
@@ -175,9 +185,9 @@ fn norms_biases_and_routers_that_are_no_numbers_are_refused() {
                 [_] => loader.vector(id).map(drop)?,
                 _ => loader.matrix(id).map(drop)?,
             }
-            loader.finish(true, &|_, _| {})
+            loader.finish(true, &|_, _| {}).map(drop)
         };
-        load().map_err(|error: WeightError| error.to_string())
+        load().map_err(|error: WeightError| without(&path, &error.to_string()))
     };
     let halves = |bits: [u16; 4]| bits.iter().flat_map(|b| b.to_le_bytes()).collect();
     for (id, shape) in [(norm, vec![4]), (router, vec![2, 2])] {
@@ -234,9 +244,14 @@ fn fp8_needs_a_scale_for_every_block() {
             NAME.into(),
             Dtype::F8_E4M3,
             vec![ROWS, COLS],
-            vec![0; ROWS * COLS],
+            vec![0x38; ROWS * COLS],
         );
-        shard.tensors[1] = (format!("{NAME}_scale_inv"), dtype, scales, vec![0; bytes]);
+        shard.tensors[1] = (
+            format!("{NAME}_scale_inv"),
+            dtype,
+            scales,
+            vec![0x3f; bytes],
+        );
         shard
     };
     let right = fp8(vec![1, 1], Dtype::F32);

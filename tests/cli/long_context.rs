@@ -90,7 +90,7 @@ fn contexts_beyond_the_model_are_refused() {
         ),
         (
             decode(&[&["--kv-append", "-n", &too_many], &kv[..]].concat()),
-            "is too much: after a prompt of",
+            "is too much: after the 13 tokens in",
         ),
         (model.run("plan", &["--context", "21"]), "21 tokens"),
     ] {

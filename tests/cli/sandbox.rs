@@ -53,13 +53,6 @@ pub fn limit_files(command: &mut Command, files: u64) {
 
 /// Limits the length of files, like a full disk: writes fail with EFBIG.
 pub fn limit_file_size(command: &mut Command, bytes: u64) {
-    // SAFETY: a system call on integers.
-    let ignore = || match unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } {
-        libc::SIG_ERR => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    };
-    // SAFETY: the closure makes one system call, and allocates nothing.
-    unsafe { command.pre_exec(ignore) };
     limit(command, libc::RLIMIT_FSIZE, bytes);
 }
 

@@ -164,9 +164,9 @@ fn a_prompt_longer_than_the_context_is_refused_in_numbers() {
     refused(&run(1, &["-n", "18446744073709551615"]), &["room for 9"]);
     let new = |output: Output| json_of(&output)["token_ids"].as_array().unwrap().len();
     assert_eq!(new(run(7, &["-n", "3"])), 3);
-    // Without -n: as many as fit.
+    // Without -n: as many as fit, at least one.
     assert_eq!(new(run(7, &[])), 3);
-    assert_eq!(new(run(10, &[])), 0);
+    refused(&run(10, &[]), &["10 tokens", "no room for an answer"]);
     let replay = model.file("replay");
     fs::write(&replay, ids(11)).unwrap();
     let output = finish(model.run("decode", &["--replay", replay.to_str().unwrap()]));

@@ -62,6 +62,12 @@ fn a_conflicting_variable_is_ignored() {
     chat.stdin(Stdio::null());
     assert!(finish(chat).status.success());
     assert!(std::path::Path::new(&kv).exists());
+    // Of two variables, the one that forbids counts.
+    std::fs::remove_file(&kv).unwrap();
+    let mut chat = on_model("chat", &Saved::named("chat").dirs, &[]);
+    chat.stdin(Stdio::null()).env("COLIBRI_KV", &kv);
+    assert!(finish(chat).status.success());
+    assert!(!std::path::Path::new(&kv).exists());
     let mut profile = colibri();
     profile.args([
         "profile",

@@ -77,10 +77,12 @@ fn tensors_that_do_not_fit_are_named() {
     let single = fixture(SINGLE);
     let (layers, vocab) = (single.config.num_hidden_layers(), single.config.vocab_size);
     let hidden = single.config.hidden_size;
+    let embedding = single.shards.get("model.embed_tokens.weight").unwrap();
     assert_eq!(
         load_error(&single, |c| c.vocab_size += 1),
         format!(
-            "tensor model.embed_tokens.weight has shape [{vocab}, {hidden}], the config needs [{}, {hidden}]",
+            "{}: tensor model.embed_tokens.weight has shape [{vocab}, {hidden}], the config needs [{}, {hidden}]",
+            single.shards.files()[embedding.file].path().display(),
             vocab + 1
         )
     );
@@ -155,6 +157,8 @@ fn experts_in_both_layouts_are_refused() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
     }
+    // The index does not name the file that the test adds.
+    std::fs::remove_file(dir.path().join("model.safetensors.index.json")).unwrap();
     let fused = fixture(FUSED);
     let layer = fused.config.sparse_layers().next().unwrap();
     let name = format!("model.layers.{layer}.mlp.experts.0.gate_proj.weight");

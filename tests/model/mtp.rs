@@ -373,7 +373,11 @@ fn what_is_missing_is_said() {
     let mut config = plain(&drafting).config;
     config.experts.count += 1;
     let error = prediction(&drafting.shards, &config).unwrap_err();
-    assert!(error.to_string().contains("is not complete: tensor"));
+    let error = error.to_string();
+    assert!(
+        error.contains("is not complete: ") && error.contains(".safetensors: tensor "),
+        "{error}"
+    );
     // Without being asked for, it is not loaded.
     let plain = plain(&drafting);
     let options = LoadOptions::default();

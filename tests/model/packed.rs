@@ -124,8 +124,10 @@ fn an_expert_with_a_bad_scale_is_named() {
             let (_dir, fixture) = with_tensors(model, &tensors);
             let error = logits(&fixture).unwrap_err();
             assert!(
-                error.contains(".mlp.experts.")
-                    && error.ends_with(&format!("{suffix} has a scale that is infinite or NaN")),
+                error.contains(".safetensors: tensor model.layers.")
+                    && error.contains(".mlp.experts.")
+                    && error.contains(&format!("{suffix}, expert "))
+                    && error.contains(&format!(" is {bad}; the file is damaged")),
                 "{error}"
             );
         }

@@ -7,6 +7,17 @@ use colibri_uring::shards::{ShardError, Shards};
 
 use crate::files::{Dir, entry};
 
+/// The files and tensors that an error says are missing.
+fn lacks(error: &ShardError) -> Vec<(Option<&str>, Option<&str>)> {
+    let ShardError::NotWhole(findings) = error else {
+        panic!("{error}");
+    };
+    let found = findings.0.iter();
+    found
+        .map(|f| (f.file.as_deref(), f.tensor.as_deref()))
+        .collect()
+}
+
 fn one(dir: &Dir, file: &str, tensor: &str) {
     dir.shard(file, &[entry(tensor, "U8", &[1], 0, 1)], &[7]);
 }
@@ -55,8 +66,13 @@ fn only_regular_files_of_that_name_are_shards() {
 
     symlink("nowhere", dir.path().join("broken.safetensors")).unwrap();
     let error = Shards::open(&dir.dirs()).unwrap_err();
-    assert!(matches!(error, ShardError::File(_)));
-    assert!(error.to_string().contains("broken.safetensors"));
+    let broken = dir.path().join("broken.safetensors");
+    assert_eq!(lacks(&error), [(broken.to_str(), None)]);
+    let says = format!(
+        "is a link to {}, which does not exist",
+        dir.path().join("nowhere").display()
+    );
+    assert!(error.to_string().contains(&says), "{error}");
 }
 
 #[test]
@@ -67,7 +83,7 @@ fn invalid_directories_are_refused() {
     ));
     let dir = Dir::new();
     let error = Shards::open(&dir.dirs()).unwrap_err();
-    assert!(matches!(error, ShardError::NoShards { dir: d } if d == dir.path()));
+    assert!(matches!(error, ShardError::NoShards { dir: d, .. } if d == dir.path()));
     let missing = dir.path().join("missing");
     let error = Shards::open(std::slice::from_ref(&missing)).unwrap_err();
     assert!(matches!(error, ShardError::List { dir: d, .. } if d == missing));
@@ -128,12 +144,7 @@ fn an_incomplete_download() {
     let both = list(r#""a":"one.safetensors","b":"two.safetensors""#);
     fs::write(dir.path().join(name), &both).unwrap();
     let error = Shards::open(&dir.dirs()).unwrap_err();
-    match &error {
-        ShardError::Incomplete { shard, tensor, .. } => {
-            assert_eq!((shard.as_str(), tensor.as_str()), ("two.safetensors", "b"));
-        }
-        other => panic!("{other:?}"),
-    }
+    assert_eq!(lacks(&error), [(Some("two.safetensors"), Some("b"))]);
     assert!(error.to_string().contains(name));
 
     // The other half may be on another drive.
@@ -161,14 +172,9 @@ fn an_incomplete_download_without_a_list() {
         for name in names {
             one(&dir, name, name);
         }
-        match Shards::open(&dir.dirs()) {
-            Ok(_) => None,
-            Err(ShardError::Unfinished { shard, dirs }) => {
-                assert_eq!(dirs, dir.dirs());
-                Some(shard)
-            }
-            Err(other) => panic!("{other}"),
-        }
+        let error = Shards::open(&dir.dirs()).err()?;
+        assert!(error.to_string().contains(dir.path().to_str().unwrap()));
+        Some(lacks(&error)[0].0?.to_owned())
     };
     let (first, second) = (
         "m-00001-of-00002.safetensors",

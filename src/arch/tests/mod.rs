@@ -143,6 +143,18 @@ fn hostile_values_are_refused_by_name() {
         ),
         (json!({"rope_theta": -1}), "rope_theta is -1, allowed"),
         (
+            json!({"rope_parameters": {"full_attention": {"rope_theta": 7}, "sliding_attention": {"rope_theta": 8}}}),
+            "only equal parameters for all layer types",
+        ),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_theta": 7}, "rope_theta": 7}}),
+            "only equal parameters for all layer types",
+        ),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}),
+            "rope_parameters.full_attention.rope_type \"yarn\" is not supported",
+        ),
+        (
             json!({"eos_token_id": [1, -1]}),
             "eos_token_id is -1, allowed",
         ),
@@ -217,6 +229,11 @@ fn rope_theta_has_three_sources() {
         8e6
     );
     assert_eq!(theta(json!({"rope_parameters": null})), 10_000.0);
+    let of = |theta: u32| json!({"rope_theta": theta, "rope_type": "default"});
+    assert_eq!(
+        theta(json!({"rope_parameters": {"full_attention": of(7), "sliding_attention": of(7)}})),
+        7.0
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Parses the command line. Flags override environment variables; a conflicting variable is ignored.
+//! Parses the command line. Flags override environment variables; a conflicting variable is ignored. Of two variables that conflict,
+//! the one of a `--no-` flag counts: what a user forbids is not done.
 
 use std::ffi::OsString;
 
@@ -73,7 +74,9 @@ fn without_conflicts(
         Err(error) if error.kind() == ErrorKind::ArgumentConflict => error,
         other => return other,
     };
-    let second = conflicting(&conflict)
+    let mut names = conflicting(&conflict);
+    names.sort_by_key(|name| name.starts_with("--no-"));
+    let second = names
         .iter()
         .map(|name| attempt(without_variable(command.clone(), name)))
         .find(

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use colibri_uring::shards::MAX_MIRRORS;
+use colibri_uring::shards::{MAX_MIRRORS, other_weights};
 
 use super::usage::WrongUsage;
 use super::values::Weights;
@@ -17,7 +17,10 @@ pub fn check_model(dirs: &[PathBuf]) -> anyhow::Result<()> {
     for (i, dir) in dirs.iter().enumerate() {
         let why = match fs::metadata(dir) {
             Ok(found) if found.is_dir() && (i > 0 || holds_a_part(dir)) => continue,
-            Ok(found) if found.is_dir() => "it holds no part of a model".to_owned(),
+            Ok(found) if found.is_dir() => match other_weights(dir) {
+                Some(others) => format!("it holds no part of a model; {others}"),
+                None => "it holds no part of a model".to_owned(),
+            },
             Ok(_) => "it is no directory".to_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => "there is none".to_owned(),
             Err(error) => error.to_string(),

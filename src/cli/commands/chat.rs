@@ -1,6 +1,5 @@
 //! `chat`: talks with a model.
 
-use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
@@ -25,7 +24,7 @@ use crate::cli::commands::kv::KvStore;
 use crate::cli::commands::load::{self, LoadedModel};
 use crate::cli::interrupt::{self, Interrupts};
 use crate::cli::output::pluralize::pluralize;
-use crate::cli::output::printer::Printer;
+use crate::cli::output::printer::{Printer, stdout};
 use crate::cli::output::stats::EngineStats;
 
 mod command;
@@ -261,8 +260,8 @@ impl Chat<'_> {
     fn answer(&mut self, text: &str, interactive: bool) -> anyhow::Result<Answered> {
         let turn = match self.conversation.ask(text, self.context) {
             Ok(turn) => turn,
-            Err(error @ ChatError::Full { .. }) => {
-                say(&format!("{error}; /reset begins a new conversation"));
+            Err(error @ ChatError::Full { alone, .. }) => {
+                say(&format!("{error}; {}", self.remedy(alone)));
                 return Ok(Answered::Refused);
             }
             Err(error) => return Err(error.into()),
@@ -308,6 +307,19 @@ impl Chat<'_> {
         })
     }
 
+    /// What to do about a message that does not fit, and that has `alone` tokens in a new conversation.
+    fn remedy(&self, alone: usize) -> String {
+        let max = self.model.config().max_position_embeddings;
+        match alone {
+            _ if alone < self.context => "/reset begins a new conversation".to_owned(),
+            _ if alone < max => format!(
+                "shorten it, or start with --context {} or more (the model allows {max})",
+                alone.saturating_add(DEFAULT_ANSWER).min(max)
+            ),
+            _ => format!("shorten it, as the model allows {max} tokens of context"),
+        }
+    }
+
     /// Feeds the new part of the conversation and prints the answer. An error ends the answer early.
     fn generate(&mut self, turn: &Turn) -> GenerationOutcome {
         let mut sampler = Sampler::new(Sampling {
@@ -321,9 +333,7 @@ impl Chat<'_> {
             max: self.longest.min(self.context - turn.ids.len()),
             stop: self.stop.clone(),
         };
-        let stdout = io::stdout();
-        let printer =
-            Printer::new(stdout.lock(), Some(self.tokenizer)).on_terminal(stdout.is_terminal());
+        let printer = Printer::new(stdout(), Some(self.tokenizer)).on_stdout();
         self.sequence.truncate(turn.reused);
         let written = GenerationRun {
             prompt: turn.rest(),

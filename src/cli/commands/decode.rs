@@ -1,6 +1,5 @@
 //! `decode`: continues a prompt.
 
-use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use anyhow::ensure;
@@ -14,7 +13,7 @@ use crate::cli::args::template;
 use crate::cli::commands::generation::{GenerationOutcome, GenerationRun};
 use crate::cli::commands::kv::Turn;
 use crate::cli::commands::load::{self, LoadedModel};
-use crate::cli::output::printer::{Printer, nowhere, print_json};
+use crate::cli::output::printer::{Printer, nowhere, print_json, stdout};
 use crate::cli::output::stats::{EngineStats, Mtp, Stats, peak_rss_bytes};
 use crate::cli::output::trace_outputs::TraceOutputs;
 
@@ -25,6 +24,7 @@ mod summary;
 
 pub use args::DecodeArgs;
 use input::Input;
+pub use input::SavedText;
 use recording::{measured, recorder};
 use summary::{rate, summarise};
 
@@ -61,7 +61,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     }
     let config = opened.model().config();
     check_ids(&input.prompt, config.vocab_size)?;
-    let new = input.new_tokens(args, config)?;
+    let new = input.new_tokens(args, config, turn.as_ref().and_then(Turn::saved_text))?;
     let source = match &input.replay {
         Some(ids) => {
             check_ids(ids, config.vocab_size)?;
@@ -109,13 +109,10 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         Some(turn) => turn.restore(&mut runner, &mut sequence, &input.prompt)?,
         None => 0,
     };
-    let out = if args.json {
-        nowhere()
-    } else {
-        Box::new(io::stdout().lock())
+    let printer = match args.json {
+        true => Printer::new(nowhere(), input.tokenizer.as_ref()),
+        false => Printer::new(stdout(), input.tokenizer.as_ref()).on_stdout(),
     };
-    let printer = Printer::new(out, input.tokenizer.as_ref())
-        .on_terminal(!args.json && io::stdout().is_terminal());
     let GenerationOutcome {
         generated,
         drafted,

@@ -4,13 +4,15 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::ensure;
 use clap::Args;
 use colibri_ring::probe::{self, direct, huge};
-use colibri_ring::{DirectMode, limits};
+use colibri_ring::{DirectMode, EngineKind, limits};
 use colibri_uring::arch::Architecture;
 use colibri_uring::runtime::plan::{self, PlanRequest};
-use colibri_uring::shards::Shards;
+use colibri_uring::shards::{Findings, Severity, Shards};
 use colibri_uring::stream::{Catalog, ExpertFiles};
+use colibri_uring::weight;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -29,7 +31,7 @@ pub struct DoctorArgs {
     /// Directories to try O_DIRECT in [default: the current one]
     #[arg(value_name = "DIR")]
     dirs: Vec<PathBuf>,
-    /// Directory of a model to try O_DIRECT on, and to check that it fits
+    /// Directory of a model to try O_DIRECT on, and to check that it is whole and fits
     #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL", help_heading = "Model")]
     model: Vec<PathBuf>,
     /// Print one JSON object
@@ -42,6 +44,9 @@ struct Check {
     name: String,
     ok: bool,
     found: String,
+    /// Whether a failed check fails the command.
+    #[serde(skip)]
+    fatal: bool,
     /// What to do if `ok` is false.
     advice: Option<String>,
     /// `found` in JSON.
@@ -53,6 +58,7 @@ impl Check {
         Check {
             name: name.into(),
             ok: true,
+            fatal: false,
             found: found.into(),
             advice: None,
             details,
@@ -84,22 +90,53 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut checks = vec![kernel(), uring(), memlock(), huge_pages(), descriptors()];
     checks.extend(dirs.into_iter().map(direct_reads));
     checks.extend([cpu(), memory()]);
-    let model = match args.model.is_empty() {
-        true => Ok(()),
-        false => model_memory(&args.model).map(|check| checks.push(check)),
-    };
+    let (mut models, mut failed) = (positional_models(&args.dirs), None);
+    if !args.model.is_empty() {
+        models.push(args.model.clone());
+    }
+    for dirs in models {
+        if let Err(error) = model(&dirs, &mut checks) {
+            failed.get_or_insert(error);
+        }
+    }
     if args.json {
-        let ok = model.is_ok() && checks.iter().all(|check| check.ok);
+        let ok = failed.is_none() && checks.iter().all(|check| check.ok);
         print_json(&json!({ "ok": ok, "checks": checks }))?;
     } else {
         to_stdout(|out| print(out, &checks))?;
     }
-    model.map(|()| ExitCode::SUCCESS)
+    failed.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// The models among directories that are given without --model: each starts with one that has config.json, and the directories
+/// after it that have none belong to it.
+fn positional_models(dirs: &[PathBuf]) -> Vec<Vec<PathBuf>> {
+    let here = [PathBuf::from(".")];
+    let dirs = if dirs.is_empty() { &here[..] } else { dirs };
+    let shards = |dir: &Path| {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let mut names = entries.map(|entry| entry.file_name());
+        names.any(|name| name.to_string_lossy().ends_with(".safetensors"))
+    };
+    let mut models: Vec<Vec<PathBuf>> = Vec::new();
+    for dir in dirs.iter().filter(|dir| shards(dir)) {
+        // A link to nothing counts: it is reported.
+        if dir.join("config.json").symlink_metadata().is_ok() {
+            models.push(vec![dir.clone()]);
+        } else if let Some(model) = models.last_mut() {
+            model.push(dir.clone());
+        }
+    }
+    models
 }
 
 fn print(out: &mut dyn Write, checks: &[Check]) -> io::Result<()> {
     for check in checks {
-        let verdict = if check.ok { "ok  " } else { "warn" };
+        let verdict = match (check.ok, check.fatal) {
+            (true, _) => "ok  ",
+            (false, false) => "warn",
+            (false, true) => "FAIL",
+        };
         writeln!(out, "{verdict}  {:<12} {}", check.name, check.found)?;
         if let Some(advice) = &check.advice {
             writeln!(out, "{:19}-> {advice}", "")?;
@@ -108,16 +145,52 @@ fn print(out: &mut dyn Write, checks: &[Check]) -> io::Result<()> {
     Ok(())
 }
 
-/// Checks that a model fits with a context of 4096 tokens, or with its longest one if that is shorter.
-fn model_memory(dirs: &[PathBuf]) -> anyhow::Result<Check> {
+/// Checks that a model is whole, and that it fits.
+fn model(dirs: &[PathBuf], checks: &mut Vec<Check>) -> anyhow::Result<()> {
     check_model(dirs)?;
     let config = Architecture::load(&dirs[0])?;
+    let shards = Shards::open_partial(dirs, &[], EngineKind::Auto)?;
+    let findings = weight::findings(&shards, &config)?;
+    checks.push(weights(&findings));
+    if findings.errors().is_empty() {
+        checks.push(model_memory(&config, &shards)?);
+    }
+    let lacks = lacks(&findings);
+    ensure!(lacks.is_empty(), "{lacks}");
+    Ok(())
+}
+
+fn lacks(findings: &Findings) -> Findings {
+    findings.only(&[Severity::Error, Severity::Drafts])
+}
+
+/// Whether all tensors and files of a model are usable.
+fn weights(findings: &Findings) -> Check {
+    let lacks = lacks(findings);
+    let (warnings, notes) = (
+        findings.only(&[Severity::Warning]),
+        findings.only(&[Severity::Note]),
+    );
+    let mut found = match lacks.is_empty() {
+        true => "every tensor that the model needs".to_owned(),
+        false => "the model is not whole".to_owned(),
+    };
+    if !notes.is_empty() {
+        found += &format!("; {notes}");
+    }
+    let mut check = Check::new("weights", found, json!({ "findings": findings }));
+    check.fatal = !lacks.is_empty();
+    let advice = if check.fatal { lacks } else { warnings };
+    check.unless(!advice.is_empty(), advice.to_string())
+}
+
+/// Checks that a model fits with a context of 4096 tokens, or with its longest one if that is shorter.
+fn model_memory(config: &Architecture, shards: &Shards) -> anyhow::Result<Check> {
     let context = config.max_position_embeddings.min(4096);
-    let shards = Shards::open(dirs)?;
-    let catalog = Catalog::new(&shards, &config)?;
-    let files = ExpertFiles::new(&shards, catalog, DirectMode::Auto)?;
+    let catalog = Catalog::new(shards, config)?;
+    let files = ExpertFiles::new(shards, catalog, DirectMode::Auto)?;
     let ask = PlanRequest::usual(context);
-    let survey = plan::survey(&shards, &config, &files, ask, &plan::Roots::default());
+    let survey = plan::survey(shards, config, &files, ask, &plan::Roots::default());
     let plan = survey.plan();
     let report = Report::new(&survey, plan.as_ref().ok(), false, config.experts.count);
     let details = serde_json::to_value(&report).unwrap_or_default();

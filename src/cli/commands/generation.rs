@@ -70,7 +70,13 @@ impl<W: Write> GenerationRun<'_, W> {
             generated,
             drafted: feed.finish(),
             prompt_phases,
-            failed: failed.or_else(|| self.printer.finish().err()),
+            failed: match failed {
+                None => self.printer.finish().err(),
+                Some(error) => {
+                    self.printer.abandon();
+                    Some(error)
+                }
+            },
         }
     }
 }

@@ -6,16 +6,19 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use anyhow::ensure;
 use clap::Args;
+use colibri_ring::EngineKind;
 use colibri_uring::arch::{Architecture, Part, TensorId, parse_any};
 use colibri_uring::model::{prediction, resident_formats};
 use colibri_uring::quant::Format;
-use colibri_uring::shards::{Shards, Tensor};
+use colibri_uring::shards::{Findings, Severity, Shards, Tensor};
 use colibri_uring::stream::Catalog;
 use colibri_uring::stream::catalog::Projection;
-use colibri_uring::weight::{Counts, owner_of_scales};
+use colibri_uring::weight::{self, Counts, owner_of_scales};
 use serde::Serialize;
 
+use crate::cli::output::findings::print_findings;
 use crate::cli::output::formats;
 use crate::cli::output::pluralize::pluralize;
 use crate::cli::output::printer::{print_json, to_stdout};
@@ -53,6 +56,8 @@ struct Report {
     formats: Counts,
     /// `null` without a config.json.
     layers: Option<Layers>,
+    /// What is missing, does not fit or is not used.
+    findings: Findings,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -65,7 +70,7 @@ struct Layers {
 
 pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
-    let shards = Shards::open(&args.model)?;
+    let shards = Shards::open_partial(&args.model, &[], EngineKind::Auto)?;
     let index_seconds = start.elapsed().as_secs_f64();
     // Files without a config.json, or with a wrong one, can still be listed.
     let config = (args.model[0].join("config.json").exists())
@@ -75,7 +80,14 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
                 .inspect_err(|e| tracing::warn!("no layers: {e}"))
                 .ok()
         });
-    let packed = config.as_ref().map_or_else(HashMap::new, |config| {
+    let findings = match &config {
+        Some(config) => weight::findings(&shards, config)?,
+        None => shards.findings().clone(),
+    };
+    let lacks = findings.only(&[Severity::Error, Severity::Drafts]);
+    // Formats follow from sizes, so they need a whole model.
+    let whole = config.as_ref().filter(|_| lacks.is_empty());
+    let packed = whole.map_or_else(HashMap::new, |config| {
         packed(&shards, config).unwrap_or_else(|e| {
             tracing::warn!("formats are element types only: {e:#}");
             HashMap::new()
@@ -92,12 +104,14 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
         expert_bytes: largest_expert(shards.iter()),
         formats,
         layers: config.map(|config| layers(&shards, &config)),
+        findings,
     };
     if args.json {
         print_json(&report)?;
     } else {
         to_stdout(|out| print(out, &report))?;
     }
+    ensure!(lacks.is_empty(), "{lacks}");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -124,7 +138,8 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     if report.expert_bytes > 0 {
         writeln!(out, "a routed expert has {}", human(report.expert_bytes))?;
     }
-    writeln!(out, "indexed in {:.3} s", report.index_seconds)
+    writeln!(out, "indexed in {:.3} s", report.index_seconds)?;
+    print_findings(out, &report.findings)
 }
 
 /// Formats of all matrices that the model uses, by tensor name.

@@ -9,6 +9,7 @@ use colibri_uring::runtime::generate::Finish;
 use colibri_uring::runtime::kv_file::{Fingerprint, KvFile, KvFileError, RestoreError};
 
 use crate::cli::args::kv::KvArgs;
+use crate::cli::commands::decode::SavedText;
 use crate::cli::output::pluralize::pluralize;
 use crate::cli::output::stats::KvStats;
 
@@ -123,6 +124,15 @@ impl Turn {
     /// Whether the prompt comes after a saved text.
     pub fn goes_on(&self) -> bool {
         self.append && !self.store.file.ids().is_empty()
+    }
+
+    /// The text that the prompt is appended to.
+    pub fn saved_text(&self) -> Option<SavedText<'_>> {
+        let file = &self.store.file;
+        self.append.then(|| SavedText {
+            path: file.path(),
+            tokens: file.ids().len(),
+        })
     }
 
     /// The whole text: with `--kv-append`, the saved text and `prompt`.

@@ -4,10 +4,14 @@ use std::process::ExitCode;
 
 use anyhow::ensure;
 use clap::Args;
-use colibri_uring::runtime::RunOptions;
+use colibri_uring::runtime::{OpenError, RunOptions};
+use colibri_uring::shards::{Findings, Severity};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::cli::args::model::{DraftArgs, ModelArgs};
 use crate::cli::commands::load;
+use crate::cli::output::findings::print_findings;
 use crate::cli::output::memory::{Report, print};
 use crate::cli::output::pluralize::pluralize;
 use crate::cli::output::printer::{print_json, to_stdout};
@@ -37,11 +41,29 @@ pub struct PlanArgs {
     json: bool,
 }
 
+/// The JSON object.
+#[derive(Debug, Serialize)]
+struct Planned<'a> {
+    #[serde(flatten)]
+    report: Report,
+    /// Warnings and notes about tensors and files.
+    findings: &'a Findings,
+}
+
 /// Tokens of a context without --context.
 const DEFAULT_CONTEXT: usize = 4096;
 
 pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
-    let opened = load::open(&args.model, args.draft.mtp.0)?;
+    let opened = match load::open(&args.model, args.draft.mtp.0) {
+        Ok(opened) => opened,
+        Err(error) => {
+            if let (true, Some(OpenError::NotWhole(findings))) = (args.json, error.downcast_ref()) {
+                print_json(&json!({ "fits": false, "findings": findings }))?;
+            }
+            return Err(error);
+        }
+    };
+    let findings = opened.model().findings();
     let config = opened.model().config();
     let context =
         (args.context).unwrap_or_else(|| DEFAULT_CONTEXT.min(config.max_position_embeddings));
@@ -59,9 +81,12 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let ram = args.model.ram.is_some();
     let report = Report::new(&survey, plan.as_ref().ok(), ram, config.experts.count);
     if args.json {
-        print_json(&report)?;
+        print_json(&Planned { report, findings })?;
     } else {
-        to_stdout(|out| print(out, &report, context))?;
+        to_stdout(|out| {
+            print(out, &report, context)?;
+            print_findings(out, &findings.only(&[Severity::Note]))
+        })?;
     }
     plan?;
     Ok(ExitCode::SUCCESS)

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use super::open_line;
 use super::printer::shown;
 
 /// Whether the reader of the output is gone, as with `| head -1`.
@@ -33,18 +34,18 @@ fn with_flags(text: String) -> String {
     FLAGS.iter().fold(text, replaced)
 }
 
-/// Writes log lines to stderr, with flags as in errors. The logger writes a line at once.
-pub struct LogWriter(pub io::Stderr);
+/// Writes log lines to stderr, with flags as in errors, and never into an unfinished line of stdout. The logger writes a line at once.
+pub struct LogWriter;
 
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let text = with_flags(String::from_utf8_lossy(line).into_owned());
-        self.0.write_all(text.as_bytes())?;
+        open_line::log(text.as_bytes())?;
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        io::stderr().flush()
     }
 }
 

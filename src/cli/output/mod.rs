@@ -2,8 +2,10 @@
 
 pub mod error;
 pub mod file;
+pub mod findings;
 pub mod formats;
 pub mod memory;
+pub mod open_line;
 pub mod pluralize;
 pub mod printer;
 pub mod progress;

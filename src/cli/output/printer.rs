@@ -1,9 +1,11 @@
 //! Prints results to stdout: JSON, text, and tokens as they are generated.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use anyhow::Context;
 use colibri_uring::runtime::tokenizer::{TextStream, Tokenizer};
+
+use super::open_line;
 
 const STDOUT: &str = "cannot write to the standard output";
 
@@ -28,6 +30,8 @@ pub struct Printer<'a, W> {
     stream: Option<TextStream<'a>>,
     empty: bool,
     terminal: bool,
+    /// Whether the output is stdout, and not a sink.
+    stdout: bool,
 }
 
 impl<'a, W: Write> Printer<'a, W> {
@@ -37,12 +41,15 @@ impl<'a, W: Write> Printer<'a, W> {
             stream: tokenizer.map(Tokenizer::stream),
             empty: true,
             terminal: false,
+            stdout: false,
         }
     }
 
-    /// Escapes control characters if the output is a terminal, so that a model cannot control it.
-    pub fn on_terminal(mut self, terminal: bool) -> Printer<'a, W> {
-        self.terminal = terminal;
+    /// Marks the output as stdout, so that log lines wait for the end of its lines. On a terminal, control characters are escaped, so
+    /// that a model cannot control it.
+    pub fn on_stdout(mut self) -> Printer<'a, W> {
+        self.stdout = true;
+        self.terminal = io::stdout().is_terminal();
         self
     }
 
@@ -63,10 +70,22 @@ impl<'a, W: Write> Printer<'a, W> {
         self.print(&(held_back.unwrap_or_default() + "\n"))
     }
 
+    /// Ends an unfinished line where the error that ended the text is about to be printed.
+    pub fn abandon(mut self) {
+        if self.stdout && open_line::is_open() {
+            // The error that ended the text is reported, not this one.
+            let _ = self.print("\n");
+        }
+    }
+
     /// Prints a text and flushes.
     pub fn print(&mut self, text: &str) -> anyhow::Result<()> {
         let written = write_text(&mut self.out, text, self.terminal);
-        written.and_then(|()| self.out.flush()).context(STDOUT)
+        let flushed = written.and_then(|()| self.out.flush()).context(STDOUT);
+        if self.stdout {
+            open_line::printed(text);
+        }
+        flushed
     }
 }
 
@@ -93,6 +112,11 @@ pub fn shown(c: char) -> char {
             .filter(|_| c < ' ')
             .unwrap_or(char::REPLACEMENT_CHARACTER),
     }
+}
+
+/// The standard output, locked.
+pub fn stdout() -> Box<dyn Write> {
+    Box::new(io::stdout().lock())
 }
 
 /// Discards tokens: `--json` prints one object at the end.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use colibri_ring::Stats as ReadStats;
-use colibri_uring::model::{Phase, draft};
+use colibri_uring::model::{Phase, Sparsity, draft};
 use colibri_uring::quant::Activations;
 use colibri_uring::runtime::{Model, Source, TextRunner};
 use colibri_uring::stream::PrefetchAccuracy;
@@ -92,6 +92,8 @@ pub struct EngineStats {
     pub engine: String,
     /// `exact` or `int8`.
     pub activations: Activations,
+    /// `active`, `off` (`--dsa off`), `absent` (no indexer tensors), or `none` (no indexer in the config).
+    pub sparse_attention: &'static str,
     /// Whether all expert reads bypass the page cache.
     pub direct: bool,
     pub expert_hits: u64,
@@ -127,11 +129,18 @@ impl EngineStats {
             of_kind.map(|(_, _, spent)| spent.as_secs_f64()).sum()
         };
         let usage_runs = runner.usage_runs();
+        let sparse_attention = match runner.weights().sparsity() {
+            Sparsity::Active(_) => "active",
+            Sparsity::Zero => "none",
+            Sparsity::Off => "off",
+            Sparsity::Absent => "absent",
+        };
         let store = runner.store_mut();
         let stream = store.stats();
         let mut stats = EngineStats {
             engine: store.device().to_owned(),
             activations: store.activations(),
+            sparse_attention,
             expert_hits: stream.hits,
             expert_misses: stream.misses,
             speculative_reads: stream.speculative_reads,

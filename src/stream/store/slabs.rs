@@ -9,6 +9,7 @@ use crate::stream::demand_trace::DemandTrace;
 use crate::stream::error::StreamError;
 use crate::stream::files::{ExpertFiles, scales_range, weights_range};
 use crate::stream::key::ExpertKey;
+use crate::weight::check_sample;
 
 /// The slabs of the engine, and which expert is in each.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub(super) struct ExpertSlabs {
     pub cache: Cache,
     /// Which expert each read brings, if that is recorded.
     pub trace: Option<DemandTrace>,
+    /// By slab: the projections that have been checked since they were read, a bit for each.
+    checked: Vec<u8>,
 }
 
 /// A read that was started.
@@ -28,6 +31,22 @@ pub(super) struct StartedRead {
 }
 
 impl ExpertSlabs {
+    /// The slabs of `engine`, all of them free.
+    pub fn new(
+        engine: Engine,
+        files: ExpertFiles,
+        cache: Cache,
+        trace: Option<DemandTrace>,
+    ) -> ExpertSlabs {
+        ExpertSlabs {
+            checked: vec![0; engine.slabs()],
+            engine,
+            files,
+            cache,
+            trace,
+        }
+    }
+
     /// The expert in a slab.
     ///
     /// # Panics
@@ -61,11 +80,36 @@ impl ExpertSlabs {
             self.engine.release(slab);
         }
         self.cache.insert(key, slab);
+        self.checked[slab.0 as usize] = 0;
         let number = self.engine.read(slab, priority, layout);
         if let Some(trace) = &mut self.trace {
             trace.started(number, key);
         }
         Ok(Some(StartedRead { slab, evicted }))
+    }
+
+    /// Checks matrices of the expert in a slab, once after they were read.
+    ///
+    /// # Errors
+    /// [`StreamError::Damaged`] for one that is mostly zeros, or has scales of 0.
+    pub fn check(
+        &mut self,
+        slab: SlabId,
+        projections: &[Projection],
+        locations: &[Location; 3],
+    ) -> Result<(), StreamError> {
+        for &projection in projections {
+            let bit = 1 << projection as u8;
+            let checked = self.checked[slab.0 as usize] & bit != 0;
+            if checked || self.files.may_be_zeros(&locations[projection as usize]) {
+                continue;
+            }
+            let matrix = self.matrix(slab, projection, locations, Activations::Exact);
+            check_sample(matrix.bytes(), matrix.scales())
+                .map_err(|damage| self.files.damaged(self.key(slab), projection, damage))?;
+            self.checked[slab.0 as usize] |= bit;
+        }
+        Ok(())
     }
 
     /// A matrix of the expert in a slab, whose part has been read.

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use colibri_ring::{Advice, File};
 use crc32fast::Hasher;
@@ -78,46 +77,5 @@ impl Checksums {
             at += block.len() as u64;
         }
         Ok(crc.finalize() == *noted)
-    }
-}
-
-/// The CRC-32 of data that threads write piece by piece, in any order.
-#[derive(Debug, Default)]
-pub struct Pieces(Mutex<Vec<(u64, Hasher)>>);
-
-impl Pieces {
-    /// Adds the piece that begins at `at`.
-    pub fn add(&self, data: &[u8], at: u64) {
-        if data.is_empty() {
-            return;
-        }
-        let mut crc = Hasher::new();
-        crc.update(data);
-        let mut pieces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pieces.push((at, crc));
-    }
-
-    /// Of all pieces, which must be there without gaps.
-    pub fn total(self) -> u32 {
-        let mut pieces = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-        pieces.sort_by_key(|(at, _)| *at);
-        let mut all = Hasher::new();
-        pieces.iter().for_each(|(_, crc)| all.combine(crc));
-        all.finalize()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_order_of_pieces_does_not_count() {
-        let data: Vec<u8> = (0..1000u32).map(|i| (i * i) as u8).collect();
-        let pieces = Pieces::default();
-        for (from, to) in [(500, 1000), (0, 3), (3, 3), (3, 500)] {
-            pieces.add(&data[from..to], from as u64);
-        }
-        assert_eq!(pieces.total(), crc32fast::hash(&data));
     }
 }

@@ -10,7 +10,7 @@ use crate::arch::ConfigError;
 use crate::quant::Format;
 use crate::quant::encode::{NotFinite, Packing};
 use crate::quant::infer::Refusal;
-use crate::shards::{ShardError, WriteError};
+use crate::shards::{Findings, ShardError, WriteError};
 use crate::stream::catalog::CatalogError;
 use crate::weight::WeightError;
 
@@ -23,6 +23,9 @@ pub enum ConvertError {
     /// Its index.
     #[error(transparent)]
     Shards(#[from] ShardError),
+    /// A tensor or file that is missing, or that does not fit.
+    #[error("{0}")]
+    NotWhole(Findings),
     /// A resident tensor.
     #[error(transparent)]
     Weight(#[from] WeightError),

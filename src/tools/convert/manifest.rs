@@ -7,14 +7,15 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use colibri_ring::File;
+use colibri_ring::{EngineKind, File};
 use serde::{Deserialize, Serialize};
 
 use super::header::header_of;
 use super::plan::{self, Notes, Shard, Span};
 use super::{ConvertError, Options, Recipe, Summary, shard_path};
 use crate::arch::Architecture;
-use crate::shards::{Shards, data_sample, write_whole};
+use crate::shards::{Severity, Shards, data_sample, write_whole};
+use crate::weight;
 
 /// Name of the file; hidden, and not that of a shard.
 pub const NAME: &str = ".convert.json";
@@ -91,8 +92,13 @@ impl Manifest {
     /// # Errors
     /// A checkpoint that is incomplete or does not fit its config, and formats that could not be read back.
     pub fn make(options: &Options) -> Result<Manifest, ConvertError> {
-        let shards = Shards::open(&options.sources)?;
         let arch = Architecture::load(&options.sources[0])?;
+        let shards = Shards::open_partial(&options.sources, &[], EngineKind::Auto)?;
+        let found = weight::findings(&shards, &arch)?;
+        let lacks = found.only(&[Severity::Error, Severity::Drafts]);
+        if !lacks.is_empty() {
+            return Err(ConvertError::NotWhole(lacks));
+        }
         let (outputs, notes) = plan::plan(&shards, &arch, &options.recipe, options.shard_size)?;
         let source = |(i, file): (usize, &std::sync::Arc<colibri_ring::File>)| {
             Ok::<_, ConvertError>(SourceFile {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use colibri_ring::Advice;
 
-use super::checksums::{Checksums, Pieces};
+use super::checksums::Checksums;
 use super::files::Sources;
 use super::header::tensors;
 use super::plan::{Item, Output, Shard, Span};
@@ -14,7 +14,7 @@ use super::{ConvertError, shard_path};
 use crate::pool::Pool;
 use crate::quant::Format;
 use crate::quant::encode::NotFinite;
-use crate::shards::ShardWriter;
+use crate::shards::{Pieces, ShardWriter};
 use crate::weight::{Block, Piece, RowsError};
 
 /// Bytes of a piece that is only copied.

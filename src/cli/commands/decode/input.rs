@@ -1,5 +1,7 @@
 //! Reads the prompt of `decode`, and limits the number of new tokens.
 
+use std::path::Path;
+
 use anyhow::{Context, bail, ensure};
 use colibri_uring::arch::Architecture;
 use colibri_uring::runtime::chat::Conversation;
@@ -89,39 +91,88 @@ impl Input {
         })
     }
 
-    /// Tokens after the prompt: those of the replay, or -n, or a default that fits.
+    /// Tokens after the prompt: those of the replay, or -n, or a default that fits. `saved` names the text of --kv-append.
     ///
     /// # Errors
     /// The context is too short; the error has the numbers.
-    pub fn new_tokens(&self, args: &DecodeArgs, config: &Architecture) -> anyhow::Result<usize> {
-        let (prompt, context) = (self.prompt.len(), config.max_position_embeddings);
+    pub fn new_tokens(
+        &self,
+        args: &DecodeArgs,
+        config: &Architecture,
+        saved: Option<SavedText>,
+    ) -> anyhow::Result<usize> {
+        let (tokens, context) = (self.prompt.len(), config.max_position_embeddings);
         let limit = "max_position_embeddings of the model";
+        let text = describe(tokens, args.chat, saved);
         ensure!(
-            prompt <= context,
-            "the prompt has {}, and the context holds {context} ({limit})",
-            pluralize(prompt, "token")
+            tokens <= context,
+            "{text}, and the context holds {context} ({limit}): give a shorter prompt"
         );
-        let room = context - prompt;
+        let room = context - tokens;
         match (self.replay.as_ref().map(Vec::len), args.n) {
             (Some(new), _) => {
                 ensure!(
                     new <= room,
                     "the replay has {}, and the context holds {context} ({limit})",
-                    pluralize(prompt.saturating_add(new), "token")
+                    pluralize(tokens.saturating_add(new), "token")
                 );
                 Ok(new)
             }
             (None, Some(n)) => {
                 ensure!(
                     n <= room,
-                    "-n {n} is too much: after a prompt of {} there is room for {room}, as the context holds {context} \
-                     ({limit})",
-                    pluralize(prompt, "token")
+                    "-n {n} is too much: after {} there is room for {room}, as the context holds {context} ({limit})",
+                    before(tokens, saved)
                 );
                 Ok(n)
             }
-            (None, None) => Ok(room.min(DEFAULT_NEW)),
+            (None, None) => {
+                ensure!(
+                    room > 0,
+                    "{text}, and the context holds {context} ({limit}): there is no room for an answer; give a shorter prompt"
+                );
+                Ok(room.min(DEFAULT_NEW))
+            }
         }
+    }
+}
+
+/// The text of a file that `--kv-append` continues.
+#[derive(Clone, Copy, Debug)]
+pub struct SavedText<'a> {
+    pub path: &'a Path,
+    pub tokens: usize,
+}
+
+/// The text of `tokens` tokens, in the numbers of the prompt that was given.
+fn describe(tokens: usize, chat: bool, saved: Option<SavedText>) -> String {
+    let prompt = match chat {
+        true => "the prompt in its chat template",
+        false => "the prompt",
+    };
+    let Some(saved) = saved.filter(|saved| saved.tokens > 0) else {
+        return format!("{prompt} has {}", pluralize(tokens, "token"));
+    };
+    let text = format!(
+        "the text in {} has {}",
+        saved.path.display(),
+        pluralize(saved.tokens, "token")
+    );
+    match tokens - saved.tokens {
+        0 => text,
+        new => format!("{text} and {prompt} {new}, {tokens} together"),
+    }
+}
+
+/// What the answer comes after.
+fn before(tokens: usize, saved: Option<SavedText>) -> String {
+    let Some(saved) = saved.filter(|saved| saved.tokens > 0) else {
+        return format!("a prompt of {}", pluralize(tokens, "token"));
+    };
+    let (text, path) = (pluralize(saved.tokens, "token"), saved.path.display());
+    match tokens - saved.tokens {
+        0 => format!("the {text} in {path}"),
+        new => format!("the {text} in {path} and a prompt of {new}"),
     }
 }
 

@@ -1,0 +1,69 @@
+//! Sums up and checks the bytes of resident tensors while they are read.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::damage;
+use crate::quant::Format;
+use crate::shards::Pieces;
+
+/// Bytes that are summed up and then checked: the first-level cache holds them.
+const TILE: usize = 16 << 10;
+
+/// What threads have seen of one tensor.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pieces: Pieces,
+    suspicious: AtomicBool,
+}
+
+impl Seen {
+    /// Looks at the bytes of a tensor from its byte `at` on. `format` is `None` for scales.
+    pub fn look(&self, format: Option<Format>, at: u64, piece: &[u8]) {
+        let mut crc = crc32fast::Hasher::new();
+        // A value that is cut in two is looked at when the tensor is complete.
+        let width = damage::value_bytes(format.unwrap_or(Format::F32));
+        let mut suspicious = !at.is_multiple_of(width as u64);
+        for tile in piece.chunks(TILE) {
+            crc.update(tile);
+            if !suspicious {
+                suspicious = damage::is_suspicious(tile, format);
+            }
+        }
+        self.pieces.add_summed(crc, at);
+        if suspicious {
+            self.suspicious.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether [`damage::Scan`] may find something.
+    pub fn is_suspicious(&self) -> bool {
+        self.suspicious.load(Ordering::Relaxed)
+    }
+
+    /// The CRC-32 of the tensor, all of whose bytes have been seen.
+    pub fn total(self) -> u32 {
+        self.pieces.total()
+    }
+}
+
+/// One number for the content of many tensors, in whatever order they are added.
+#[derive(Debug, Default)]
+pub(super) struct Digest(BTreeMap<String, u32>);
+
+impl Digest {
+    /// Adds a tensor by its name and the sum of its content.
+    pub fn add(&mut self, name: &str, sum: u32) {
+        self.0.insert(name.to_owned(), sum);
+    }
+
+    /// CRC-32 of all names and sums.
+    pub fn total(&self) -> u32 {
+        let mut crc = crc32fast::Hasher::new();
+        for (name, sum) in &self.0 {
+            crc.update(name.as_bytes());
+            crc.update(&sum.to_le_bytes());
+        }
+        crc.finalize()
+    }
+}
