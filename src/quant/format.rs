@@ -26,6 +26,8 @@ pub enum Format {
     Int2Row,
     /// F8_E4M3, one scale for a block of 128 by 128.
     Fp8Block,
+    /// As [`Format::Fp8Block`], with BF16 scales.
+    Fp8BlockBf16,
 }
 
 impl Format {
@@ -34,7 +36,7 @@ impl Format {
         match self {
             Format::F32 => cols.checked_mul(4),
             Format::F16 | Format::Bf16 => cols.checked_mul(2),
-            Format::Int8Row | Format::Fp8Block => Some(cols),
+            Format::Int8Row | Format::Fp8Block | Format::Fp8BlockBf16 => Some(cols),
             Format::Int4Row | Format::Int4Group(_) => Some(cols.div_ceil(2)),
             Format::Int2Row => Some(cols.div_ceil(4)),
         }
@@ -43,7 +45,8 @@ impl Format {
     /// Whether weights are floating-point numbers, which can be rounded to codes.
     pub fn is_floating(self) -> bool {
         match self {
-            Format::F32 | Format::F16 | Format::Bf16 | Format::Fp8Block => true,
+            Format::F32 | Format::F16 | Format::Bf16 => true,
+            Format::Fp8Block | Format::Fp8BlockBf16 => true,
             Format::Int8Row | Format::Int4Row | Format::Int4Group(_) | Format::Int2Row => false,
         }
     }
@@ -54,17 +57,35 @@ impl Format {
             Format::F32 | Format::F16 | Format::Bf16 => 0,
             Format::Int8Row | Format::Int4Row | Format::Int2Row => 1,
             Format::Int4Group(size) => cols.div_ceil(size.max(1) as usize),
-            Format::Fp8Block => cols.div_ceil(FP8_BLOCK),
+            Format::Fp8Block | Format::Fp8BlockBf16 => cols.div_ceil(FP8_BLOCK),
         }
     }
 
     /// Bytes of the scales of a matrix [rows, cols]; `None` when that overflows.
     pub fn scale_bytes(self, rows: usize, cols: usize) -> Option<usize> {
-        let rows = match self {
-            Format::Fp8Block => rows.div_ceil(FP8_BLOCK),
-            _ => rows,
+        let rows = match self.is_fp8() {
+            true => rows.div_ceil(FP8_BLOCK),
+            false => rows,
         };
-        self.row_scales(cols).checked_mul(4)?.checked_mul(rows)
+        self.scale_row_bytes(cols)?.checked_mul(rows)
+    }
+
+    /// Bytes of the scales along a row of `cols`; `None` when that overflows.
+    pub fn scale_row_bytes(self, cols: usize) -> Option<usize> {
+        self.row_scales(cols).checked_mul(self.scale_width())
+    }
+
+    /// Bytes of a scale.
+    pub fn scale_width(self) -> usize {
+        match self {
+            Format::Fp8BlockBf16 => 2,
+            _ => 4,
+        }
+    }
+
+    /// Whether weights are F8_E4M3 and blocks of rows share scales.
+    pub fn is_fp8(self) -> bool {
+        matches!(self, Format::Fp8Block | Format::Fp8BlockBf16)
     }
 
     /// The name that a container's `colibri.fmt` stamp uses.
@@ -77,7 +98,7 @@ impl Format {
             Format::Int4Row => "int4-row",
             Format::Int4Group(_) => "int4-grouped",
             Format::Int2Row => "int2-row",
-            Format::Fp8Block => "fp8-e4m3-b128",
+            Format::Fp8Block | Format::Fp8BlockBf16 => "fp8-e4m3-b128",
         }
     }
 }

@@ -197,6 +197,16 @@ pub fn not_finite(scales: &[u8]) -> Option<(usize, f32)> {
     Some((at, values.nth(at)?))
 }
 
+/// Index and value of the first scale of a matrix stored in `format` that is infinite or NaN.
+pub fn scale_not_finite(format: Format, scales: &[u8]) -> Option<(usize, f32)> {
+    if format.scale_width() == 4 {
+        return not_finite(scales);
+    }
+    let scales = scales.chunks_exact(2);
+    let mut values = scales.map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32());
+    values.by_ref().enumerate().find(|(_, v)| !v.is_finite())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

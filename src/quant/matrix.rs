@@ -164,9 +164,9 @@ impl<'a> Matrix<'a> {
     #[must_use]
     pub fn slice_rows(&self, range: Range<usize>) -> Matrix<'a> {
         let stride = self.row_bytes();
-        let scale_stride = 4 * self.format.row_scales(self.cols);
+        let scale_stride = self.scale_row_bytes();
         let (row_in_block, scales) = match self.format {
-            Format::Fp8Block => {
+            Format::Fp8Block | Format::Fp8BlockBf16 => {
                 let first = self.row_in_block + range.start;
                 let end = (self.row_in_block + range.end).div_ceil(FP8_BLOCK);
                 (first % FP8_BLOCK, (first / FP8_BLOCK).min(end)..end)
@@ -202,7 +202,7 @@ impl<'a> Matrix<'a> {
         self.bytes
     }
 
-    /// The scales: f32, little-endian; empty for floats.
+    /// The scales: f32, or BF16 with [`Format::Fp8BlockBf16`]; little-endian, empty for floats.
     pub fn scales(&self) -> &'a [u8] {
         self.scales
     }
@@ -219,7 +219,13 @@ impl<'a> Matrix<'a> {
 
     /// Whether no scale is infinite or NaN.
     pub fn scales_are_finite(&self) -> bool {
-        infer::not_finite(self.scales).is_none()
+        infer::scale_not_finite(self.format, self.scales).is_none()
+    }
+
+    /// Bytes of the scales along one row.
+    pub(super) fn scale_row_bytes(&self) -> usize {
+        // The constructor has checked that the scales of all rows have a size.
+        self.format.scale_row_bytes(self.cols).unwrap_or(0)
     }
 
     /// Bytes of the weights of one row.

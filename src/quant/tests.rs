@@ -10,11 +10,12 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 const FORMATS: [Format; 3] = [Format::F32, Format::F16, Format::Bf16];
-const PACKED: [Format; 11] = [
+const PACKED: [Format; 12] = [
     Format::Int8Row,
     Format::Int4Row,
     Format::Int2Row,
     Format::Fp8Block,
+    Format::Fp8BlockBf16,
     Format::Int4Group(64),
     Format::Int4Group(128),
     Format::Int4Group(192),
@@ -130,15 +131,20 @@ fn odd_bytes(len: usize, mut next: impl FnMut() -> u8) -> Vec<u8> {
 impl Coded {
     fn new(format: Format, rows: usize, cols: usize, random: &mut Random) -> Coded {
         let size = format.row_bytes(cols).unwrap() * rows;
-        let count = format.scale_bytes(rows, cols).unwrap() / 4;
-        let nan = |byte: u8| format == Format::Fp8Block && byte & 0x7f == 0x7f;
+        let width = format.scale_width();
+        let count = format.scale_bytes(rows, cols).unwrap() / width;
+        let nan = |byte: u8| format.is_fp8() && byte & 0x7f == 0x7f;
         let bytes = odd_bytes(size, || match (random.next() >> 20) as u8 {
             byte if nan(byte) => 0,
             byte => byte,
         });
         let values: Vec<f32> = random.values(count, false);
-        let mut values = values.iter().flat_map(|v| v.to_le_bytes());
-        let scales = odd_bytes(4 * count, || values.next().unwrap());
+        let stored = |v: &f32| match width {
+            2 => bf16::from_f32(*v).to_le_bytes().to_vec(),
+            _ => v.to_le_bytes().to_vec(),
+        };
+        let mut values = values.iter().flat_map(stored);
+        let scales = odd_bytes(width * count, || values.next().unwrap());
         let mut coded = Coded {
             format,
             rows,
@@ -168,7 +174,7 @@ impl Coded {
             match format {
                 Format::Int8Row => f32::from(row[j] as i8),
                 Format::Int2Row => f32::from(row[j / 4] >> (2 * (j % 4)) & 3) - 2.0,
-                Format::Fp8Block => e4m3(row[j]),
+                Format::Fp8Block | Format::Fp8BlockBf16 => e4m3(row[j]),
                 _ => f32::from(row[j / 2] >> (4 * (j % 2)) & 15) - 8.0,
             }
         };
@@ -176,10 +182,13 @@ impl Coded {
             let per_row = format.row_scales(cols);
             let at = match format {
                 Format::Int4Group(size) => r * per_row + j / size as usize,
-                Format::Fp8Block => r / 128 * per_row + j / 128,
+                Format::Fp8Block | Format::Fp8BlockBf16 => r / 128 * per_row + j / 128,
                 _ => r,
             };
-            f32::from_le_bytes(w.scales()[4 * at..4 * at + 4].try_into().unwrap())
+            match format.scale_width() {
+                2 => bf16::from_le_bytes(w.scales()[2 * at..][..2].try_into().unwrap()).to_f32(),
+                _ => f32::from_le_bytes(w.scales()[4 * at..][..4].try_into().unwrap()),
+            }
         };
         let places: Vec<_> = (0..rows)
             .flat_map(|r| (0..cols).map(move |j| (r, j)))
@@ -226,7 +235,7 @@ fn e4m3(byte: u8) -> f32 {
 /// The reduction order of `packed`, column by column.
 fn packed_reference(format: Format, (codes, factors): (&[f32], &[f32]), x: &[f32]) -> f32 {
     let by_row = matches!(format, Format::Int8Row | Format::Int4Row | Format::Int2Row);
-    let interleaved = !matches!(format, Format::Int8Row | Format::Fp8Block);
+    let interleaved = !(format == Format::Int8Row || format.is_fp8());
     let mut lanes = [0f32; LANES];
     for block in (0..codes.len()).step_by(64) {
         for p in 0..64 {
@@ -323,14 +332,14 @@ fn every_byte_is_decoded_exactly() {
                 let (byte, field) = ((j / per_byte) as u8, j % per_byte);
                 let code = match format {
                     Format::Int8Row => f32::from(byte as i8),
-                    Format::Fp8Block => e4m3(byte),
+                    Format::Fp8Block | Format::Fp8BlockBf16 => e4m3(byte),
                     Format::Int2Row => f32::from(byte >> (2 * field) & 3) - 2.0,
                     _ => f32::from(byte >> (4 * field) & 15) - 8.0,
                 };
                 let expected = code * coded.factors[j] + 0.0;
                 assert_eq!(bits(&[*y]), bits(&[expected]), "{isa:?} {format} {byte:#x}");
                 // The same through a product with a unit vector, where no NaN is near.
-                if format != Format::Fp8Block {
+                if !format.is_fp8() {
                     let mut x = vec![0f32; w.cols()];
                     x[j] = 1.0;
                     let mut product = [0f32];

@@ -89,7 +89,7 @@ impl Entry {
         let format = stored.format;
         // Inside the tensors, whose sizes the index has checked against their files: no overflow.
         let row = matrix_bytes(format, 1, cols);
-        let scale_row = 4 * format.row_scales(cols) as u64;
+        let scale_row = format.scale_row_bytes(cols).unwrap_or(usize::MAX) as u64;
         let (scales, scales_file) = match &stored.scales {
             // Only whole tensors are FP8, where the scales are not those of rows.
             Some(scales) => (scales.offset + first * scale_row, scales.file),

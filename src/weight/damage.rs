@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::quant::infer::not_finite;
+use crate::quant::infer::{not_finite, scale_not_finite};
 use crate::quant::{Format, Matrix};
 
 /// Bytes of zeros in one piece that no row or pair of rows of a real model has.
@@ -68,7 +68,7 @@ pub enum Damage {
 impl Damage {
     /// The first scale or weight of a matrix that is infinite or NaN.
     pub fn not_finite(matrix: &Matrix<'_>) -> Option<Damage> {
-        let scale = not_finite(matrix.scales());
+        let scale = scale_not_finite(matrix.format(), matrix.scales());
         let scale = scale.map(|(index, value)| Damage::Scale { index, value });
         let value = || {
             let (index, value) = first_bad_value(matrix.bytes(), matrix.format())?;
@@ -253,7 +253,7 @@ fn has_bad_value(bytes: &[u8], format: Format) -> bool {
         Format::F32 => any(bytes, |b| word(b) & 0x7f80_0000 == 0x7f80_0000),
         Format::Bf16 => any(bytes, |b| half(b) & 0x7f80 == 0x7f80),
         Format::F16 => any(bytes, |b| half(b) & 0x7c00 == 0x7c00),
-        Format::Fp8Block => any(bytes, |[b]| b & 0x7f == 0x7f),
+        Format::Fp8Block | Format::Fp8BlockBf16 => any(bytes, |[b]| b & 0x7f == 0x7f),
         // Codes are numbers, and their scales are checked.
         _ => false,
     }

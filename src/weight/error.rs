@@ -53,7 +53,7 @@ pub enum WeightError {
         scales: String,
     },
     /// The scales are no F32.
-    #[error("tensor {name} is {found}, scales must be F32")]
+    #[error("tensor {name} is {found}, scales must be F32, or BF16 for FP8 weights")]
     ScalesDtype {
         /// The tensor with the scales.
         name: String,

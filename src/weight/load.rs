@@ -140,7 +140,7 @@ impl<'a> Loader<'a> {
         let store = Store::Resident {
             resident: self.resident.clone(),
             bytes: self.want(id, &stored.tensor, Some(stored.format)),
-            scales: stored.scales.map(|scales| self.want(id, &scales, None)),
+            scales: (stored.scales).map(|scales| self.want(id, &scales, stored.format_of_scales())),
         };
         Ok(Weight {
             format: stored.format,

@@ -162,7 +162,10 @@ fn read_one(
 ) -> Result<Quantised, WeightError> {
     let stored = &plan.stored;
     let weights = (&stored.tensor, Some(stored.format), Seen::default());
-    let scales = (stored.scales.as_ref()).map(|scales| (scales, None, Seen::default()));
+    let scales = (stored.scales.as_ref()).map(|scales| {
+        let format = stored.format_of_scales();
+        (scales, format, Seen::default())
+    });
     let read = |piece, at, buf: &mut [u8]| {
         let (tensor, format, seen) = match (piece, &scales) {
             (Piece::Scales, Some(scales)) => scales,

@@ -55,7 +55,7 @@ impl Rows {
         let rows = (Self::BLOCK_WEIGHTS as usize / self.cols.max(1)).max(1);
         match self.format {
             // A block of scales is not cut.
-            Format::Fp8Block => rows.next_multiple_of(FP8_BLOCK),
+            format if format.is_fp8() => rows.next_multiple_of(FP8_BLOCK),
             _ => rows,
         }
     }
@@ -91,10 +91,14 @@ impl Rows {
             format.row_bytes(cols).unwrap_or(usize::MAX),
         );
         let scales = match format {
-            Format::Fp8Block => range.start / FP8_BLOCK..range.end.div_ceil(FP8_BLOCK),
+            format if format.is_fp8() => range.start / FP8_BLOCK..range.end.div_ceil(FP8_BLOCK),
             _ => range.clone(),
         };
-        let scales = part(scales.start, scales.end, 4 * format.row_scales(cols));
+        let scales = part(
+            scales.start,
+            scales.end,
+            format.scale_row_bytes(cols).unwrap_or(usize::MAX),
+        );
         for (piece, wanted, buf) in [
             (Piece::Weights, &weights, &mut block.bytes),
             (Piece::Scales, &scales, &mut block.stored_scales),

@@ -22,6 +22,13 @@ pub struct Stored<'a> {
     pub format: Format,
 }
 
+impl Stored<'_> {
+    /// How the scales are checked: `None` for scales in F32, else as values of this format.
+    pub(super) fn format_of_scales(&self) -> Option<Format> {
+        (self.format == Format::Fp8BlockBf16).then_some(Format::Bf16)
+    }
+}
+
 /// Finds weight matrices and their formats.
 #[derive(Debug)]
 pub struct Matrices<'a> {
@@ -34,7 +41,7 @@ pub struct Matrices<'a> {
 pub fn scales_name(format: Format, name: &str) -> Option<String> {
     match format {
         Format::F32 | Format::F16 | Format::Bf16 => None,
-        Format::Fp8Block => Some(format!("{name}_scale_inv")),
+        Format::Fp8Block | Format::Fp8BlockBf16 => Some(format!("{name}_scale_inv")),
         _ => Some(format!("{name}.qs")),
     }
 }
@@ -156,14 +163,16 @@ impl<'a> Matrices<'a> {
             ));
         };
         let scales = self.shards.get(&format!("{}_scale_inv", tensor.name))?;
-        if scales.dtype != Dtype::F32 {
-            return Err(scales_dtype(&scales));
-        }
+        let format = match scales.dtype {
+            Dtype::F32 => Format::Fp8Block,
+            Dtype::Bf16 => Format::Fp8BlockBf16,
+            _ => return Err(scales_dtype(&scales)),
+        };
         check_shape(&scales, &[rows.div_ceil(128), cols.div_ceil(128)])?;
         Ok(Stored {
             tensor,
             scales: Some(scales),
-            format: Format::Fp8Block,
+            format,
         })
     }
 }

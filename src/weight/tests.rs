@@ -258,8 +258,10 @@ fn fp8_needs_a_scale_for_every_block() {
     assert_eq!(right.load().unwrap().0, Format::Fp8Block);
     let error = fp8(vec![1, 2], Dtype::F32).error();
     assert!(error.contains("scale_inv has shape [1, 2]"), "{error}");
-    let error = fp8(vec![1, 1], Dtype::BF16).error();
-    assert!(error.contains("scale_inv is BF16"), "{error}");
+    let halves = fp8(vec![1, 1], Dtype::BF16);
+    assert_eq!(halves.load().unwrap().0, Format::Fp8BlockBf16);
+    let error = fp8(vec![1, 1], Dtype::F16).error();
+    assert!(error.contains("scale_inv is F16"), "{error}");
     let mut none = fp8(vec![1, 1], Dtype::F32);
     none.tensors.pop();
     assert!(none.error().contains("_scale_inv is missing"));

@@ -606,3 +606,55 @@ fn fixtures_are_whole() {
         );
     }
 }
+
+/// FP8 with scales in BF16 gives the tokens of the same scales in F32, also when it is converted.
+#[test]
+fn scales_of_fp8_may_be_bf16() {
+    let models = [Broken::copy("fp8-block"), Broken::copy("fp8-block")];
+    for (model, width) in models.iter().zip([2, 4]) {
+        for path in model.shards() {
+            let mut shard = Shard::read(&path);
+            for t in shard
+                .tensors
+                .iter_mut()
+                .filter(|t| t.name.ends_with("_scale_inv"))
+            {
+                t.dtype = if width == 2 { "BF16" } else { "F32" }.to_owned();
+                // The upper half of an F32 is a BF16.
+                let words = t.data.chunks_exact(4);
+                t.data = words
+                    .flat_map(|b| [&[0; 2][..width - 2], &b[2..]].concat())
+                    .collect();
+            }
+            shard.write(&path);
+        }
+    }
+    let [halves, words] = &models;
+    assert!(findings(halves).is_empty());
+    let logits = |dir: &Path, dense: &[&str]| {
+        let args = [&["--ids", "3,4,5,6,7", "--json"], dense].concat();
+        let output = finish(on_model("score", &[dir.to_path_buf()], &args));
+        assert_eq!(stderr(&output), "");
+        json_of(&output)["last_logits"].clone()
+    };
+    for dense in [&[][..], &["--dense-bits", "8", "--expert-bits", "4"]] {
+        assert_eq!(logits(halves.path(), dense), logits(words.path(), dense));
+    }
+    let out = tempfile::tempdir().unwrap();
+    for formats in ["keep", "int8"] {
+        let converted = models.each_ref().map(|model| {
+            let to = out.path().join(format!(
+                "{formats}-{}",
+                model.path().file_name().unwrap().display()
+            ));
+            let mut convert = colibri();
+            convert.arg("convert").arg(model.path()).arg(&to);
+            for flag in ["--experts", "--dense", "--embed", "--mtp"] {
+                convert.args([flag, formats]);
+            }
+            assert!(finish(convert).status.success());
+            logits(&to, &[])
+        });
+        assert_eq!(converted[0], converted[1], "{formats}");
+    }
+}

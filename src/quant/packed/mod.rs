@@ -84,6 +84,13 @@ pub const ROW: u8 = 0;
 pub const GROUP: u8 = 1;
 /// Groups that end inside a block.
 pub const FINE: u8 = 2;
+/// As [`GROUP`], with BF16 scales.
+pub const GROUP_BF16: u8 = 3;
+
+/// Whether a group is of whole blocks.
+const fn is_grouped(scales: u8) -> bool {
+    matches!(scales, GROUP | GROUP_BF16)
+}
 
 /// The kernels of the codes `C` on `isa`, with scales of the kind `S`.
 pub fn kernel<C: Packed, const S: u8>(isa: Isa) -> &'static dyn Kernel {
@@ -100,14 +107,19 @@ pub fn kernel<C: Packed, const S: u8>(isa: Isa) -> &'static dyn Kernel {
 #[derive(Clone, Copy)]
 struct Row<'a> {
     codes: &'a [u8],
-    /// f32, little-endian, no alignment needed.
+    /// f32, or BF16 with [`GROUP_BF16`]; little-endian, no alignment needed.
     scales: &'a [u8],
     /// Columns that share a scale.
     group: usize,
 }
 
 impl Row<'_> {
-    fn scale(&self, i: usize) -> f32 {
+    #[inline(always)]
+    fn scale<const S: u8>(&self, i: usize) -> f32 {
+        if S == GROUP_BF16 {
+            let bytes = &self.scales[2 * i..2 * i + 2];
+            return half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+        }
         let bytes = &self.scales[4 * i..4 * i + 4];
         f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
     }
@@ -117,7 +129,7 @@ impl Row<'_> {
         let last = self.scales.len() / 4 - 1;
         std::array::from_fn(|p| {
             let column = block * BLOCK + column::<C>(p);
-            self.scale((column / self.group).min(last))
+            self.scale::<FINE>((column / self.group).min(last))
         })
     }
 
@@ -195,19 +207,19 @@ impl<'a> Rows<'a> {
         Rows {
             matrix,
             stride: matrix.cols().div_ceil(C::PER_BYTE),
-            scale_stride: 4 * matrix.format().row_scales(matrix.cols()),
+            scale_stride: matrix.scale_row_bytes(),
             group: match matrix.format() {
                 Format::Int4Group(size) => size.max(1) as usize,
-                Format::Fp8Block => FP8_BLOCK,
+                Format::Fp8Block | Format::Fp8BlockBf16 => FP8_BLOCK,
                 _ => matrix.cols(),
             },
         }
     }
 
     fn row(&self, r: usize) -> Row<'a> {
-        let scales = match self.matrix.format() {
-            Format::Fp8Block => (self.matrix.row_in_block() + r) / FP8_BLOCK,
-            _ => r,
+        let scales = match self.matrix.format().is_fp8() {
+            true => (self.matrix.row_in_block() + r) / FP8_BLOCK,
+            false => r,
         };
         Row {
             codes: &self.matrix.bytes()[r * self.stride..(r + 1) * self.stride],
@@ -259,7 +271,7 @@ impl<C: Code, P: PackedLoops<C, S>, const S: u8> Kernel for PackedKernel<C, P, S
             if S == ROW {
                 for y in y.iter_mut() {
                     for (r, y) in y[..w.rows()].iter_mut().enumerate() {
-                        *y *= rows.row(r).scale(0);
+                        *y *= rows.row(r).scale::<ROW>(0);
                     }
                 }
             }

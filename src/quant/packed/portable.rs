@@ -1,6 +1,6 @@
 //! Multiplies packed codes without SIMD intrinsics: the definition that the other loops are tested against.
 
-use super::{BLOCK, Code, FINE, GROUP, Groups, PackedLoops, QUARTER, ROW, Row, column};
+use super::{BLOCK, Code, FINE, Groups, PackedLoops, QUARTER, ROW, Row, column, is_grouped};
 use crate::quant::LANES;
 use crate::quant::kernel::sum_lanes;
 
@@ -63,7 +63,7 @@ fn block_scales<C: Code, const S: u8>(
 ) -> [f32; BLOCK] {
     match S {
         FINE => row.fine_scales::<C>(block),
-        GROUP => [row.scale(groups.next()); BLOCK],
-        _ => [row.scale(0); BLOCK],
+        _ if is_grouped(S) => [row.scale::<S>(groups.next()); BLOCK],
+        _ => [row.scale::<S>(0); BLOCK],
     }
 }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{AXPY_ROWS, BLOCK, Code, FINE, GROUP, Groups, PackedLoops, QUARTER, Row};
+use super::{AXPY_ROWS, BLOCK, Code, FINE, Groups, PackedLoops, QUARTER, Row, is_grouped};
 use crate::quant::LANES;
 use crate::quant::register::{AHEAD, Lanes, Register, add_lanes, prefetch};
 
@@ -183,7 +183,9 @@ unsafe fn step<C: Unpack<V>, V: Register, const S: u8, const R: usize, const N: 
                         }
                         weights
                     }
-                    None if S == GROUP => C::weights(codes, part, V::splat(rows[r].scale(group))),
+                    None if is_grouped(S) => {
+                        C::weights(codes, part, V::splat(rows[r].scale::<S>(group)))
+                    }
                     None => C::codes(codes, part),
                 };
                 for k in 0..4 {
@@ -224,7 +226,7 @@ unsafe fn axpy_rows<C: Unpack<V>, V: Register, const S: u8, const R: usize>(
 ) {
     let mut groups = Groups::new(rows[0].group);
     for (block, y) in y.chunks_exact_mut(BLOCK).enumerate() {
-        let group = if S == GROUP { groups.next() } else { 0 };
+        let group = if is_grouped(S) { groups.next() } else { 0 };
         for part in 0..QUARTER / V::WIDTH {
             let place = |k: usize| k * QUARTER + part * V::WIDTH;
             // SAFETY: the caller's promise; y, codes and scales are BLOCK values each.
@@ -250,7 +252,7 @@ unsafe fn axpy_rows<C: Unpack<V>, V: Register, const S: u8, const R: usize>(
                             factors[k] = V::mul(factors[k], V::load(scales[place(k)..].as_ptr()));
                         }
                     } else {
-                        factors = [V::splat(a[r] * rows[r].scale(group)); 4];
+                        factors = [V::splat(a[r] * rows[r].scale::<S>(group)); 4];
                     }
                     for k in 0..4 {
                         sums[k] = V::fma(factors[k], codes[k], sums[k]);

@@ -383,9 +383,12 @@ impl Planner<'_> {
         let scale_bytes = bytes(to.scale_bytes(rows, cols));
         let scales = scales_name(to, &name).map(|name| Output {
             name,
-            dtype: Dtype::F32.name().to_owned(),
+            dtype: match to.scale_width() {
+                2 => Dtype::Bf16.name().to_owned(),
+                _ => Dtype::F32.name().to_owned(),
+            },
             shape: match to {
-                Format::Fp8Block => vec![rows.div_ceil(128) as u64, cols.div_ceil(128) as u64],
+                _ if to.is_fp8() => vec![rows.div_ceil(128) as u64, cols.div_ceil(128) as u64],
                 _ => vec![scale_bytes / 4],
             },
         });
@@ -420,7 +423,7 @@ fn dtype(format: Format) -> Dtype {
         Format::F32 => Dtype::F32,
         Format::F16 => Dtype::F16,
         Format::Bf16 => Dtype::Bf16,
-        Format::Fp8Block => Dtype::F8E4M3,
+        Format::Fp8Block | Format::Fp8BlockBf16 => Dtype::F8E4M3,
         Format::Int8Row | Format::Int4Row | Format::Int4Group(_) | Format::Int2Row => Dtype::U8,
     }
 }

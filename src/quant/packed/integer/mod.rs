@@ -209,7 +209,7 @@ impl<C: Integer, P: IntegerLoops<C, S>, const S: u8> IntegerKernel for IntegerPr
             if S == ROW {
                 for y in y.iter_mut() {
                     for (r, y) in y[..w.rows()].iter_mut().enumerate() {
-                        *y *= rows.row(r).scale(0);
+                        *y *= rows.row(r).scale::<ROW>(0);
                     }
                 }
             }

@@ -23,7 +23,7 @@ impl<C: Integer, const S: u8> IntegerLoops<C, S> for Portable {
             for (i, (block, scale)) in x[0].blocks.iter().zip(x[0].scales).enumerate() {
                 let group = groups.next();
                 let factor = if S == GROUP {
-                    scale * row.scale(group)
+                    scale * row.scale::<S>(group)
                 } else {
                     *scale
                 };

@@ -210,7 +210,7 @@ unsafe fn step<
             for c in 0..N {
                 let mut factor = x[c].scales[block];
                 if S == GROUP {
-                    factor *= rows[r].scale(group);
+                    factor *= rows[r].scale::<S>(group);
                 }
                 for part in 0..LANES / V::WIDTH {
                     let sums = V::products::<C>(codes, &x[c].blocks[block], part);
