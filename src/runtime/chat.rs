@@ -8,10 +8,13 @@ use serde::{Deserialize, Serialize};
 use crate::runtime::template::{ChatTemplate, Message, Role, TemplateError};
 use crate::runtime::tokenizer::{Tokenizer, TokenizerError};
 
+mod ends;
 mod guard;
+mod switches;
 #[cfg(test)]
 mod tests;
 
+use ends::Frame;
 use guard::Guard;
 
 /// Why a message cannot be answered. The message is not added.
@@ -86,6 +89,9 @@ pub struct Conversation<'a> {
     tokenizer: &'a Tokenizer,
     format: Format,
     guard: Guard,
+    frame: Frame,
+    /// Why the template cannot be used. The first message is answered by it.
+    stopped: Option<TemplateError>,
     /// Survives [`Conversation::reset`].
     system: Option<String>,
     messages: Vec<Message>,
@@ -104,9 +110,19 @@ impl<'a> Conversation<'a> {
         format: Format,
         system: Option<String>,
     ) -> Conversation<'a> {
+        let (mut frame, mut stopped, mut switches) = (Frame::default(), None, Vec::new());
+        if let Format::Template(template) = &format {
+            match Frame::of(template, tokenizer) {
+                Ok(found) => frame = found,
+                Err(error) => stopped = Some(error),
+            }
+            switches = switches::of(template.source(), tokenizer, &frame);
+        }
         let mut conversation = Conversation {
             tokenizer,
-            guard: Guard::new(tokenizer),
+            guard: Guard::new(tokenizer, switches),
+            frame,
+            stopped,
             format,
             system,
             messages: Vec::new(),
@@ -126,6 +142,11 @@ impl<'a> Conversation<'a> {
             .into_iter())
         .collect();
         self.spelled = Spelled::default();
+    }
+
+    /// Ids with which the template ends an answer or begins another message. An answer that contains one is over.
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.frame.ends
     }
 
     /// The messages so far.
@@ -218,6 +239,9 @@ impl<'a> Conversation<'a> {
         let Format::Template(template) = &self.format else {
             return Ok(self.continued()?);
         };
+        if let Some(error) = self.stopped.take() {
+            return Err(error.into());
+        }
         self.guard.choose(template.source(), &self.messages);
         let guarded: Vec<Message> = self
             .messages
@@ -225,6 +249,7 @@ impl<'a> Conversation<'a> {
             .map(|m| self.guard.message(m))
             .collect();
         self.asked = template.render(&guarded)?;
+        template.check_includes(&guarded, &self.asked)?;
         Ok(self.spell()?)
     }
 

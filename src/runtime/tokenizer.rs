@@ -16,7 +16,10 @@ pub use stream::TextStream;
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     /// A model without `tokenizer.json` takes token ids only.
-    #[error("no tokenizer.json in {}: the model takes token ids only", dir.display())]
+    #[error(
+        "no tokenizer.json in {}: copy it there from the model's download page{}",
+        dir.display(), other_tokenizer(dir)
+    )]
     Missing {
         /// The model's first directory.
         dir: PathBuf,
@@ -64,6 +67,15 @@ pub enum TokenizerError {
         /// Size of the model's vocabulary.
         vocab: usize,
     },
+}
+
+/// Names a file of another format that the model has.
+fn other_tokenizer(dir: &Path) -> String {
+    let files = ["tokenizer.model", "tiktoken.model", "vocab.json"];
+    let found = files.into_iter().find(|file| dir.join(file).exists());
+    found.map_or_else(String::new, |file| {
+        format!(", or make it from {file}, which cannot be read (save_pretrained of transformers' AutoTokenizer does)")
+    })
 }
 
 /// Checks that `ids` has at least one id, and all of them are in the vocabulary.

@@ -108,6 +108,7 @@ fn flags_are_under_their_headings() {
                 "--replay",
                 "--chat",
                 "--system",
+                "--chat-template",
                 "--template-var",
             ],
         ),

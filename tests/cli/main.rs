@@ -32,6 +32,7 @@ mod sandbox;
 mod signals;
 mod simulate;
 mod synth;
+mod templates;
 mod text;
 mod trace;
 mod usage;

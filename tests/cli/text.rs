@@ -309,7 +309,7 @@ fn templates_that_are_missing_or_hostile_are_one_line() {
     refused(&with(many), &["was stopped"]);
     refused(&with("{{ nonsense() }}"), &["fails", "nonsense"]);
     let empty = with("");
-    refused(&empty, &["the prompt is empty"]);
+    refused(&empty, &["chat_template.jinja leaves out", "\"\""]);
     fs::remove_file(model.file("chat_template.jinja")).unwrap();
     let config =
         json!({"chat_template": [{"name": "default", "template": "{{ messages[0].content }}"}]});

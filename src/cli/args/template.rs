@@ -1,6 +1,6 @@
 //! Flags that turn messages into a prompt.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
@@ -19,9 +19,17 @@ pub struct TemplateArgs {
         help_heading = "Prompt"
     )]
     pub system: Option<String>,
+    /// Use this chat template instead of the model's
+    #[arg(
+        long,
+        value_name = "FILE",
+        hide_short_help = true,
+        help_heading = "Prompt"
+    )]
+    pub chat_template: Option<PathBuf>,
     /// Variable for the chat template, like enable_thinking=false; repeatable
     ///
-    /// A value that is not JSON is a text.
+    /// The template must read it. False, off, no, None and the like in any spelling, and JSON, have their meaning. Another value is a text.
     #[arg(
         long,
         value_name = "NAME=VALUE",
@@ -34,9 +42,12 @@ pub struct TemplateArgs {
 impl TemplateArgs {
     /// Loads the chat template of the model in `dir` and sets the variables.
     pub fn format(&self, dir: &Path) -> anyhow::Result<Format> {
-        let mut template = ChatTemplate::load(dir)?;
+        let mut template = match &self.chat_template {
+            Some(path) => ChatTemplate::from_file(path, dir)?,
+            None => ChatTemplate::load(dir)?,
+        };
         for Variable { name, value } in &self.template_var {
-            template.set(name.clone(), value.clone());
+            template.set(name, value)?;
         }
         Ok(Format::Template(Box::new(template)))
     }
@@ -62,7 +73,7 @@ pub fn end_of_message(tokenizer: &Tokenizer, dir: &Path) -> anyhow::Result<Optio
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variable {
     name: String,
-    value: serde_json::Value,
+    value: String,
 }
 
 impl FromStr for Variable {
@@ -72,7 +83,7 @@ impl FromStr for Variable {
         match text.split_once('=') {
             Some((name, value)) if !name.is_empty() => Ok(Variable {
                 name: name.to_owned(),
-                value: serde_json::from_str(value).unwrap_or_else(|_| value.into()),
+                value: value.to_owned(),
             }),
             _ => Err("a variable is NAME=VALUE"),
         }
@@ -81,17 +92,13 @@ impl FromStr for Variable {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
-    fn a_variable_is_json_or_a_text() {
+    fn a_variable_has_a_name_and_a_value() {
         let value = |text: &str| text.parse::<Variable>().unwrap().value;
-        assert_eq!(value("a=false"), json!(false));
-        assert_eq!(value("a=[1]"), json!([1]));
-        assert_eq!(value("a=low=er"), json!("low=er"));
-        assert_eq!(value("a="), json!(""));
+        assert_eq!(value("a=low=er"), "low=er");
+        assert_eq!(value("a="), "");
         assert!("a".parse::<Variable>().is_err() && "=1".parse::<Variable>().is_err());
     }
 }

@@ -12,7 +12,7 @@ use colibri_uring::runtime::generate::{Finish, Generated, Source};
 use colibri_uring::runtime::sample::Generation;
 use colibri_uring::runtime::sample::{Sampler, Sampling};
 use colibri_uring::runtime::template::TemplateError;
-use colibri_uring::runtime::tokenizer::{Tokenizer, check_ids};
+use colibri_uring::runtime::tokenizer::{Tokenizer, TokenizerError, check_ids};
 use colibri_uring::runtime::{Model, TextRunner};
 
 use crate::cli::args::kv::ChatKvArgs;
@@ -51,7 +51,7 @@ pub struct ChatArgs {
     /// Use no chat template: your lines and the model's are one text
     ///
     /// This suits a model that was not trained to chat.
-    #[arg(long, help_heading = "Prompt")]
+    #[arg(long, conflicts_with_all = ["chat_template", "template_var"], help_heading = "Prompt")]
     raw: bool,
     #[command(flatten)]
     pub model: ModelArgs,
@@ -82,10 +82,7 @@ const PREFILL: usize = 2048;
 pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
     let dir = &args.model.model[0];
     let Some(tokenizer) = Tokenizer::load(dir)? else {
-        bail!(
-            "no tokenizer.json in {}: it is needed to chat",
-            dir.display()
-        );
+        bail!(TokenizerError::Missing { dir: dir.clone() });
     };
     let format = match args.raw {
         true => Format::Raw,
@@ -122,13 +119,14 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
         stop.extend(template::end_of_message(&tokenizer, dir)?);
     }
     let endless = args.raw || args.model.demo || stop.is_empty();
+    let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
+    stop.extend(conversation.end_tokens());
     let vocab = config.vocab_size;
     let options = args.model.run_options(context, context.min(PREFILL));
     let LoadedModel { model, runner, .. } = opened.load(options)?;
     let interrupts = Interrupts::install().context("cannot handle Ctrl-C")?;
     let mut runner = runner;
     let mut sequence = runner.sequence();
-    let mut conversation = Conversation::new(&tokenizer, format, args.template.system.clone());
     if let Some(saved) = &mut saved {
         kv_store::resume(saved, &mut runner, &mut sequence, &mut conversation)?;
     }

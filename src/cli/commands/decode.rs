@@ -78,6 +78,8 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
             let mut stop = config.eos_token_ids.clone();
             if let (true, Some(tokenizer)) = (args.chat, &input.tokenizer) {
                 stop.extend(template::end_of_message(tokenizer, &args.model.model[0])?);
+                input.ends.retain(|id| !stop.contains(id));
+                stop.extend(&input.ends);
             }
             Source::Sample {
                 sampler: Box::new(sampler),
@@ -125,7 +127,7 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
         limit: context,
         printer,
         opening: input.demonstrates.then_some(demo::PROMPT),
-        silent: &[],
+        silent: &input.ends,
     }
     .run(&mut runner, &mut sequence);
     let (new, finish) = (&generated.ids, generated.finish);
@@ -163,7 +165,11 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     };
     let pictured = traces.write(recorded, &model, &stats);
     let told = if args.json {
-        let text = input.tokenizer.as_ref().map(|t| t.decode(&generated.ids));
+        let shown = match generated.ids.split_last() {
+            Some((last, said)) if input.ends.contains(last) => said,
+            _ => &generated.ids,
+        };
+        let text = input.tokenizer.as_ref().map(|t| t.decode(shown));
         print_json(&Report {
             prompt_ids: &input.prompt,
             token_ids: &generated.ids,

@@ -22,6 +22,8 @@ use crate::cli::output::pluralize::pluralize;
 use crate::cli::output::printer::{print_json, to_stdout};
 use crate::cli::output::size::human;
 
+mod text;
+
 /// Check this machine: io_uring, huge pages, O_DIRECT, limits, CPU, memory
 #[derive(Debug, Args)]
 #[command(
@@ -95,6 +97,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         models.push(args.model.clone());
     }
     for dirs in models {
+        checks.extend(text::checks(&dirs[0]));
         if let Err(error) = model(&dirs, &mut checks) {
             failed.get_or_insert(error);
         }

@@ -23,9 +23,10 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
 const LONGEST: usize = 4000;
 
 /// Remedies of the library, and the flags that apply them.
-const FLAGS: [(&str, &str); 2] = [
+const FLAGS: [(&str, &str); 3] = [
     ("EngineKind::Pread", "--engine pread"),
     ("DirectMode::Off", "--direct off"),
+    ("ChatTemplate::from_file", "--chat-template FILE"),
 ];
 
 /// Replaces the library's options by the flags that set them.

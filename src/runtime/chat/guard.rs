@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 
+use super::switches::Switch;
 use crate::runtime::template::{Message, Role};
 use crate::runtime::tokenizer::Tokenizer;
 
@@ -17,6 +18,8 @@ const BREAKS: std::ops::RangeInclusive<char> = '\u{f0000}'..='\u{ffffd}';
 pub struct Guard {
     /// Tokens that end a message, begin one, and the like.
     special: Vec<String>,
+    /// Tokens that a person may write, at their places.
+    switches: Vec<Switch>,
     /// Other added tokens. A model writes some of them, like `</think>`.
     others: Vec<String>,
     /// The splitting character. In none of the texts.
@@ -24,9 +27,10 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A guard for the tokens of a tokenizer.
-    pub fn new(tokenizer: &Tokenizer) -> Guard {
+    /// A guard for the tokens of a tokenizer, with those that a person may write.
+    pub fn new(tokenizer: &Tokenizer, switches: Vec<Switch>) -> Guard {
         let mut guard = Guard {
+            switches,
             special: Vec::new(),
             others: Vec::new(),
             at: *BREAKS.start(),
@@ -53,9 +57,9 @@ impl Guard {
 
     /// The message, with the tokens split that its author may not write.
     pub fn message(&self, message: &Message) -> Message {
-        let others: &[String] = match message.role {
-            Role::Assistant => &[],
-            Role::User | Role::System => &self.others,
+        let (others, switches): (&[String], &[Switch]) = match message.role {
+            Role::Assistant => (&[], &[]),
+            Role::User | Role::System => (&self.others, &self.switches),
         };
         let content = &message.content;
         let tokens = || self.special.iter().chain(others);
@@ -74,7 +78,7 @@ impl Guard {
         let mut out = String::with_capacity(content.len());
         for (i, c) in content.char_indices() {
             out.push(c);
-            if begins(&content[i..]) {
+            if begins(&content[i..]) && !switches.iter().any(|s| s.is_at(content, i)) {
                 out.push(self.at);
             }
         }

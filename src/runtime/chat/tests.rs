@@ -2,6 +2,8 @@ use serde_json::{Map, Value, json};
 
 use super::*;
 
+mod frame;
+
 const TEMPLATE: &str =
     "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>";
 const ADDED: [(&str, bool); 7] = [
@@ -19,6 +21,10 @@ const FIRST: u32 = 97;
 
 /// A token for each printable ASCII character, and the added ones.
 fn model(template: &str) -> (tempfile::TempDir, Tokenizer, Format) {
+    model_with(template, &ADDED)
+}
+
+fn model_with(template: &str, added: &[(&str, bool)]) -> (tempfile::TempDir, Tokenizer, Format) {
     let printable = (33u32..127).map(|b| char::from_u32(b).unwrap().to_string());
     // Spaces and newlines as byte-level vocabularies write them.
     let texts = printable.chain(["\u{120}".to_owned(), "\u{10a}".to_owned(), "hi".to_owned()]);
@@ -26,7 +32,7 @@ fn model(template: &str) -> (tempfile::TempDir, Tokenizer, Format) {
         .zip(0u32..)
         .map(|(text, id)| (text, json!(id)))
         .collect();
-    let added: Vec<Value> = (ADDED.iter().zip(FIRST..))
+    let added: Vec<Value> = (added.iter().zip(FIRST..))
         .map(|((content, special), id)| {
             json!({"id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
                 "rstrip": false, "normalized": false})
@@ -200,7 +206,7 @@ fn conversations_are_rendered_as_the_reference_renders_them() {
     for conversation in expected["chat"]["conversations"].as_array().unwrap() {
         let mut template = ChatTemplate::load(&dir).unwrap();
         for (name, value) in conversation["variables"].as_object().unwrap() {
-            template.set(name.clone(), value.clone());
+            template.set(name, &value.to_string()).unwrap();
         }
         let said = conversation["messages"].as_array().unwrap().iter();
         let messages: Vec<Message> = said

@@ -3,6 +3,8 @@
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State, escape_formatter};
 
+use super::json::{float, float_text};
+
 /// Depth of nesting that is printed.
 const MAX_DEPTH: usize = 128;
 /// Values that are printed at once. A list that shares elements may contain exponentially many.
@@ -17,7 +19,10 @@ pub fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), E
         let why = "a value cannot be printed: it contains itself, or too many others";
         return Err(Error::new(ErrorKind::InvalidOperation, why));
     }
-    escape_formatter(out, state, value)
+    match float(value).filter(|number| number.is_finite()) {
+        Some(number) => Ok(out.write_str(&float_text(number))?),
+        None => escape_formatter(out, state, value),
+    }
 }
 
 /// Whether a value has at most `depth` levels and, with the `seen` values before it, at most [`MAX_VALUES`] values.

@@ -2,6 +2,8 @@ use serde_json::json;
 
 use super::*;
 
+mod jinja2;
+
 fn template(source: &str) -> ChatTemplate {
     let tokens = vec![("bos_token", "<s>".to_owned())];
     ChatTemplate::new(source.to_owned(), "t.jinja".into(), tokens).unwrap()
@@ -84,8 +86,8 @@ fn what_templates_expect_is_there() {
 #[test]
 fn variables_are_given_by_name() {
     let mut template = template("{{ enable_thinking }} {{ level }}");
-    template.set("enable_thinking".into(), json!(false));
-    template.set("level".into(), json!("low"));
+    template.set("enable_thinking", "False").unwrap();
+    template.set("level", "low").unwrap();
     assert_eq!(template.render(&[]).unwrap(), "False low");
 }
 
@@ -154,7 +156,7 @@ fn what_contains_itself_is_not_printed() {
 /// tries to fold take the square of their length, and are for the tests of the binary.)
 #[test]
 fn a_deep_expression_is_no_harm() {
-    let most = (MAX_TEMPLATE_BYTES - 100) as usize;
+    let most = (source::MAX_BYTES - 100) as usize;
     for (first, link, last, bytes) in [
         ("", "(", "1", most),
         ("", "[", "1", most),
@@ -288,11 +290,11 @@ fn where_a_template_comes_from() {
         error.contains("chat_template is larger than 256 KiB"),
         "{error}"
     );
-    let file = dir.path().join(FILE);
+    let file = dir.path().join(source::FILE);
     std::fs::write(&file, "file").unwrap();
     assert_eq!(load().unwrap(), "file");
     std::fs::write(&file, [0xff, 0xfe]).unwrap();
-    assert!(load().unwrap_err().to_string().contains(FILE));
+    assert!(load().unwrap_err().to_string().contains(source::FILE));
     std::fs::write(&file, vec![b'x'; 2 << 20]).unwrap();
     assert!(
         load()

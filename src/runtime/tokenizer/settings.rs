@@ -73,10 +73,7 @@ impl Settings {
         }
         Ok(Settings {
             tokens,
-            chat_template: match keys.find("chat_template") {
-                None | Some(Value::Null) => None,
-                Some(value) => Some(TemplateSource::of(value)),
-            },
+            chat_template: TemplateSource::of_key(keys),
         })
     }
 
@@ -88,6 +85,12 @@ impl Settings {
 }
 
 impl TemplateSource {
+    /// The key `chat_template`.
+    pub(in crate::runtime) fn of_key(keys: &Keys) -> Option<TemplateSource> {
+        let value = keys.find("chat_template").filter(|value| !value.is_null());
+        value.map(TemplateSource::of)
+    }
+
     fn of(value: &Value) -> TemplateSource {
         let list = match value {
             Value::String(text) => return TemplateSource::Text(text.clone()),

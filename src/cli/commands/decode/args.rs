@@ -85,6 +85,7 @@ impl DecodeArgs {
         let template = &self.template;
         let flags = [
             ("--system", template.system.is_some()),
+            ("--chat-template", template.chat_template.is_some()),
             ("--template-var", !template.template_var.is_empty()),
         ];
         match flags.iter().find(|(_, given)| *given && !self.chat) {

@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 use colibri_uring::arch::Architecture;
 use colibri_uring::runtime::chat::Conversation;
 use colibri_uring::runtime::demo;
-use colibri_uring::runtime::tokenizer::Tokenizer;
+use colibri_uring::runtime::tokenizer::{Tokenizer, TokenizerError};
 
 use super::args::DecodeArgs;
 use crate::cli::args::prompt;
@@ -26,6 +26,8 @@ pub struct Input {
     pub prompt: Vec<u32>,
     pub replay: Option<Vec<u32>>,
     pub tokenizer: Option<Tokenizer>,
+    /// Ids that end an answer besides the model's stop tokens. They are not printed.
+    pub ends: Vec<u32>,
     /// The prompt is the demo model's own, and is printed too.
     pub demonstrates: bool,
 }
@@ -36,7 +38,7 @@ impl Input {
     pub fn read(args: &DecodeArgs, after_text: bool) -> anyhow::Result<Input> {
         let dir = &args.model.model[0];
         let tokenizer = Tokenizer::load(dir)?;
-        let mut demonstrates = false;
+        let (mut demonstrates, mut ends) = (false, Vec::new());
         let (prompt, replay) = if let Some(ids) = &args.prompt_ids {
             (ids.0.clone(), None)
         } else if let Some(path) = &args.replay {
@@ -74,10 +76,18 @@ impl Input {
                 )),
             };
             let Some(tokenizer) = &tokenizer else {
-                bail!("no tokenizer.json in {}: give --prompt-ids", dir.display());
+                let missing = TokenizerError::Missing { dir: dir.clone() };
+                match args.chat {
+                    true => return Err(missing.into()),
+                    false => bail!("{missing}; or give --prompt-ids"),
+                }
             };
             match (args.chat, after_text) {
-                (true, _) => (message(args, tokenizer, &text)?, None),
+                (true, _) => {
+                    let (ids, tokens) = message(args, tokenizer, &text)?;
+                    ends = tokens;
+                    (ids, None)
+                }
                 // No bos_token within a text.
                 (false, true) => (tokenizer.encode_plain(&text)?, None),
                 (false, false) => (prompt::encode(tokenizer, dir, &text)?, None),
@@ -87,6 +97,7 @@ impl Input {
             prompt,
             replay,
             tokenizer,
+            ends,
             demonstrates,
         })
     }
@@ -176,12 +187,16 @@ fn before(tokens: usize, saved: Option<SavedText>) -> String {
     }
 }
 
-/// Encodes a text as the only message of a conversation.
-fn message(args: &DecodeArgs, tokenizer: &Tokenizer, text: &str) -> anyhow::Result<Vec<u32>> {
+/// Encodes a text as the only message of a conversation. Returns its ids, and those that end the answer.
+fn message(
+    args: &DecodeArgs,
+    tokenizer: &Tokenizer,
+    text: &str,
+) -> anyhow::Result<(Vec<u32>, Vec<u32>)> {
     let format = args.template.format(&args.model.model[0])?;
     let system = args.template.system.clone();
     // `new_tokens` checks the length.
-    Ok(Conversation::new(tokenizer, format, system)
-        .ask(text, usize::MAX)?
-        .ids)
+    let mut conversation = Conversation::new(tokenizer, format, system);
+    let turn = conversation.ask(text, usize::MAX)?;
+    Ok((turn.ids, conversation.end_tokens().to_vec()))
 }
