@@ -239,6 +239,17 @@ fn describe(group: &[&Finding]) -> String {
         Kind::MissingFile | Kind::DanglingLink | Kind::LfsPointer | Kind::LeftOverFile => {
             let mut text = match files.len() {
                 0 | 1 => first.problem.clone(),
+                // The target of one tells where all of them should be.
+                n if first.kind == Kind::DanglingLink => {
+                    let of_first = |file: &&&str| Some(**file) != first.file.as_deref();
+                    let others: Vec<&str> = files.iter().filter(of_first).copied().collect();
+                    format!(
+                        "{}, and {} more like it: {}",
+                        first.problem,
+                        n - 1,
+                        ranges(&others)
+                    )
+                }
                 n => {
                     let end = match first.kind {
                         // What follows tells where from, or which index names them.
@@ -246,7 +257,6 @@ fn describe(group: &[&Finding]) -> String {
                             Some((_, rest)) => &format!("files are missing{rest}"),
                             None => "files are missing",
                         },
-                        Kind::DanglingLink => "files are links to files that do not exist",
                         Kind::LfsPointer => "files are git-lfs pointers, not the files themselves",
                         _ => "files are not named by the index and are left out",
                     };

@@ -274,6 +274,19 @@ fn dangling_links() {
         fs::rename(&away, &blob).unwrap();
         json_of(&finish(model.decode()));
     }
+    for name in [
+        "model-00001-of-00003.safetensors",
+        "model-00003-of-00003.safetensors",
+    ] {
+        fs::remove_file(model.file(name)).unwrap();
+        symlink(blobs.path().join("gone"), model.file(name)).unwrap();
+    }
+    let error = answer(&model);
+    let says = format!(
+        "is a link to {}, which does not exist, and 1 more like it: ",
+        blobs.path().join("gone").display()
+    );
+    assert!(error.contains(&says), "{error}");
     fs::remove_dir_all(blobs.path()).unwrap();
     symlink("nowhere", model.file("generation_config.json")).unwrap();
     assert!(model.refused().contains("is a link to"));
@@ -332,7 +345,7 @@ fn tensor(name: &str, dtype: &str, shape: &[u64], width: usize) -> Tensor {
 #[test]
 fn formats_of_other_software_are_named() {
     type Change = fn(Tensor) -> Vec<Tensor>;
-    let formats: [(&str, Change); 8] = [
+    let formats: [(&str, Change); 9] = [
         (
             "FP8 with one scale a row (per channel) in weight_scale",
             |t| {
@@ -393,6 +406,10 @@ fn formats_of_other_software_are_named() {
                 ]
             },
         ),
+        ("FP8 with scales of shape [1, 7]", |t| {
+            let scales = tensor(&format!("{}_scale_inv", t.name), "F32", &[1, 7], 4);
+            vec![t, scales]
+        }),
         ("FP8 with U8 scales", |t| {
             let scales = tensor(&format!("{}_scale_inv", t.name), "U8", &[1, 1], 1);
             vec![t, scales]

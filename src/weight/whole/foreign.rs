@@ -1,6 +1,7 @@
 //! Recognises weights in formats of other software by the tensors around them.
 
 use crate::arch::Shape;
+use crate::quant::FP8_BLOCK;
 use crate::shards::{Dtype, Finding, Kind, Severity, Shards};
 use crate::weight::stored::owner_of_scales;
 
@@ -69,9 +70,17 @@ pub(super) fn format(shards: &Shards, name: &str, shape: Shape) -> Option<Findin
         })
         .or_else(|| {
             let scales = find(".weight_scale_inv")?;
-            let scales_known = matches!(scales.dtype, Dtype::F32 | Dtype::Bf16);
-            let what = format!("FP8 with {} scales", scales.dtype);
-            (!scales_known).then_some((scales, what))
+            let blocks = [
+                rows.div_ceil(FP8_BLOCK) as u64,
+                cols.div_ceil(FP8_BLOCK) as u64,
+            ];
+            let what = match scales.dtype {
+                Dtype::F32 | Dtype::Bf16 if scales.shape == blocks => return None,
+                Dtype::F32 | Dtype::Bf16 => format!("FP8 with scales of shape {:?}", scales.shape),
+                dtype => format!("FP8 with {dtype} scales"),
+            };
+            let is_fp8 = shards.find(weight)?.dtype == Dtype::F8E4M3;
+            is_fp8.then_some((scales, what))
         })?;
     Some(Finding {
         kind: Kind::OtherFormat,

@@ -176,6 +176,13 @@ impl Check<'_> {
             }
             Some(_) => fused.into_iter().for_each(|id| self.tensor(id)),
             None => {
+                let foreign = fused.into_iter().find_map(|id| {
+                    foreign::format(self.shards, &self.arch.name(id), self.arch.shape(id)?)
+                });
+                if let Some(finding) = foreign {
+                    self.found.push(finding);
+                    return;
+                }
                 for expert in 0..self.arch.experts.count as u32 {
                     for projection in Projection::ALL {
                         self.tensor(TensorId::Expert(layer, expert, projection));
