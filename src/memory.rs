@@ -92,9 +92,15 @@ pub fn available(roots: &Roots) -> Result<Available, MemoryError> {
         kib_field(&meminfo, name)
             .ok_or_else(|| MemoryError::Unknown(format!("no {name} in {}", path.display())))
     };
+    let mem_available = field("MemAvailable:")?;
+    if mem_available == 0 {
+        // This process runs, so it is the probe that is broken.
+        let text = format!("MemAvailable is 0 in {}", path.display());
+        return Err(MemoryError::Unknown(text));
+    }
     let mut available = Available {
         mem_total: field("MemTotal:")?,
-        mem_available: field("MemAvailable:")?,
+        mem_available,
         cgroup: tightest_cgroup(roots),
         reserve: 0,
     };
@@ -277,6 +283,16 @@ mod tests {
         assert_eq!(available.mem_available, 8 << 30);
         assert_eq!(available.cgroup, None);
         assert_eq!(available.budget(), (8 << 30) - (512 << 20));
+    }
+
+    #[test]
+    fn no_memory_at_all_is_a_broken_probe() {
+        let zero = "MemTotal: 16777216 kB\nMemAvailable:        0 kB\n";
+        for text in [zero, "MemTotal: 16777216 kB\n", ""] {
+            let (_dir, roots) = machine(&[("proc/meminfo", text)]);
+            let error = available(&roots).unwrap_err().to_string();
+            assert!(error.contains("MemAvailable"), "{error}");
+        }
     }
 
     #[test]

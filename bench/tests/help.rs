@@ -5,6 +5,7 @@ use std::process::Command;
 #[test]
 fn every_bench_says_what_it_needs_and_gives_an_example() {
     for bench in [
+        env!("CARGO_BIN_EXE_faults"),
         env!("CARGO_BIN_EXE_fio"),
         env!("CARGO_BIN_EXE_lab"),
         env!("CARGO_BIN_EXE_machines"),

@@ -3,14 +3,16 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::fs::Advice as Fadvice;
-use rustix::io::ReadWriteFlags;
 
+pub use crate::direct::DirectAlign;
+use crate::direct::{self, Direct};
 use crate::kernel::explained;
+use crate::physical;
 
 /// The longest single read in bytes; longer ones are done in pieces (Linux reads at most 2 GiB - 4 KiB at once).
 pub(crate) const MAX_READ: usize = 1 << 30;
@@ -59,74 +61,6 @@ pub enum FileError {
     },
 }
 
-/// Alignment that O_DIRECT reads of a file need, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirectAlign {
-    /// Of the file offset and the length.
-    pub offset: u32,
-    /// Of the memory address.
-    pub memory: u32,
-}
-
-impl DirectAlign {
-    /// What nearly all file systems and drives accept; used where the file system reports none.
-    pub const DEFAULT: DirectAlign = DirectAlign {
-        offset: 4096,
-        memory: 4096,
-    };
-}
-
-#[derive(Debug)]
-struct Direct {
-    file: std::fs::File,
-    align: DirectAlign,
-}
-
-/// `f_type` of tmpfs, which accepts O_DIRECT and ignores it.
-const TMPFS_MAGIC: u64 = 0x0102_1994;
-
-impl Direct {
-    /// Opens the O_DIRECT descriptor, or says in words why reads would go through the page cache anyway.
-    fn open(path: &Path, buffered: &std::fs::File) -> Result<Direct, String> {
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK | libc::O_CLOEXEC)
-            .open(path)
-            .map_err(|e| format!("O_DIRECT is refused: {e}"))?;
-        // A file that was replaced since then has other bytes than those that were examined.
-        let id = |file: &std::fs::File| file.metadata().map(|meta| (meta.dev(), meta.ino()));
-        if !matches!((id(&file), id(buffered)), (Ok(a), Ok(b)) if a == b) {
-            return Err("it was replaced after it was opened".into());
-        }
-        let fs = rustix::fs::fstatfs(&file).map_err(|e| format!("statfs failed: {e}"))?;
-        if fs.f_type as u64 == TMPFS_MAGIC {
-            return Err("tmpfs ignores O_DIRECT".into());
-        }
-        let align = direct_align(&file)?;
-        Ok(Direct { file, align })
-    }
-}
-
-/// What `statx(STATX_DIOALIGN)` reports, [`DirectAlign::DEFAULT`] where the kernel or the file system
-/// reports nothing; an error where it reports that direct reads are not possible (ext4 with data=journal
-/// opens with O_DIRECT and then silently buffers).
-fn direct_align(file: &std::fs::File) -> Result<DirectAlign, String> {
-    use rustix::fs::{AtFlags, StatxFlags, statx};
-    let Ok(stat) = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
-        return Ok(DirectAlign::DEFAULT);
-    };
-    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
-        return Ok(DirectAlign::DEFAULT);
-    }
-    if stat.stx_dio_offset_align == 0 || stat.stx_dio_mem_align == 0 {
-        return Err("the file system reports that it does not support direct reads".into());
-    }
-    Ok(DirectAlign {
-        offset: stat.stx_dio_offset_align,
-        memory: stat.stx_dio_mem_align,
-    })
-}
-
 /// A read-only file. Cheap to share behind an `Arc`; every method takes `&self`.
 #[derive(Debug)]
 pub struct File {
@@ -135,7 +69,8 @@ pub struct File {
     /// Opened at the first use: `Err` says why there is none.
     direct: OnceLock<Result<Direct, String>>,
     size: u64,
-    drive: u64,
+    /// Found at the first use.
+    drive: OnceLock<u64>,
 }
 
 impl File {
@@ -169,7 +104,7 @@ impl File {
                 buffered,
                 direct: OnceLock::new(),
                 size: meta.len(),
-                drive: meta.dev(),
+                drive: OnceLock::new(),
             }),
             Err(source) => Err(FileError::Open { path, source }),
         }
@@ -185,10 +120,12 @@ impl File {
         &self.path
     }
 
-    /// The number of the device that holds the file (`st_dev`): two files with the same number share
-    /// one drive's bandwidth.
+    /// The number of the drive that holds the file: two files with the same number share one drive's bandwidth. It is the whole disk below
+    /// partitions, subvolumes, bind mounts and overlays; where the kernel does not tell, the `st_dev` of the file.
     pub fn drive(&self) -> u64 {
-        self.drive
+        *self
+            .drive
+            .get_or_init(|| physical::drive_of(&self.path).unwrap_or(0))
     }
 
     /// The buffered descriptor.
@@ -249,13 +186,7 @@ impl File {
     /// Whether the byte at `offset` is in the page cache: reads it on condition that no drive is used. `None` where the file
     /// system cannot tell.
     pub fn is_cached(&self, offset: u64) -> Option<bool> {
-        let mut byte = [0];
-        let bufs = &mut [io::IoSliceMut::new(&mut byte)];
-        match rustix::io::preadv2(&self.buffered, bufs, offset, ReadWriteFlags::NOWAIT) {
-            Ok(n) => Some(n > 0),
-            Err(rustix::io::Errno::AGAIN) => Some(false),
-            Err(_) => None,
-        }
+        direct::is_cached(&self.buffered, offset)
     }
 
     /// Advises the page cache about a range. Failures are ignored.
@@ -280,7 +211,7 @@ impl File {
             buffered: std::fs::File::open("/dev/null").unwrap(),
             direct: OnceLock::from(Err("it is not read".into())),
             size,
-            drive: 0,
+            drive: OnceLock::from(0),
         }
     }
 }

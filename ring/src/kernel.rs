@@ -102,6 +102,16 @@ impl fmt::Display for KernelError {
     }
 }
 
+/// Whether the error of a read means that the file system refuses the way of reading, as it may with O_DIRECT, not that the drive fails.
+pub fn is_refusal(error: &io::Error) -> bool {
+    /// The kernel's internal ENOTSUP, which some drivers let out. The public one is EOPNOTSUPP.
+    const ENOTSUPP: i32 = 524;
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EINVAL | libc::EOPNOTSUPP | ENOTSUPP)
+    )
+}
+
 /// The end of a message about a failed read: cause and remedy, where the kernel gave the error.
 pub(crate) fn explained(source: &io::Error) -> String {
     let Some(errno) = source.raw_os_error() else {

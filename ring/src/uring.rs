@@ -332,13 +332,23 @@ impl Drop for Uring {
         while self.in_flight > 0 {
             if let Err(e) = self.enter(1) {
                 // Nothing tells when the reads end, so the memory is never freed.
-                tracing::error!(
+                // The owner has the same error from the read that it waited for.
+                tracing::debug!(
                     "the memory of the slabs is leaked, because reads cannot be waited for: {e}"
                 );
                 std::mem::forget(self.arena.clone());
                 return;
             }
             self.reap(&mut ended);
+        }
+        // The kernel tears a closed ring down later, on a thread of its own. Until then registered files would keep their file system from
+        // being unmounted, and registered memory would stay pinned.
+        let submitter = self.ring.submitter();
+        if self.first_slot.is_some() {
+            let _ = submitter.unregister_files();
+        }
+        if self.registered > 0 {
+            let _ = submitter.unregister_buffers();
         }
     }
 }
@@ -369,6 +379,7 @@ fn build(entries: u32) -> io::Result<IoUring> {
 mod tests {
     use super::*;
     use crate::arena::{Class, SlabId};
+    use crate::denied::deny;
     use crate::file::File;
     use crate::replica::Replica;
 
@@ -399,42 +410,6 @@ mod tests {
         }
     }
 
-    /// Makes io_uring_enter fail with `errno` on this thread, as the seccomp profile of a container does.
-    fn deny_enter(errno: i32) {
-        let op = |code: u32, jt, jf, k| libc::sock_filter {
-            code: code as u16,
-            jt,
-            jf,
-            k,
-        };
-        let ret = libc::BPF_RET | libc::BPF_K;
-        let mut filter = [
-            op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-            op(
-                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-                0,
-                1,
-                libc::SYS_io_uring_enter as u32,
-            ),
-            op(ret, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
-            op(ret, 0, 0, libc::SECCOMP_RET_ALLOW),
-        ];
-        let program = libc::sock_fprog {
-            len: filter.len() as u16,
-            filter: filter.as_mut_ptr(),
-        };
-        // SAFETY: the program and its filter outlive the calls, which copy them.
-        let denied = unsafe {
-            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-            libc::prctl(
-                libc::PR_SET_SECCOMP,
-                libc::SECCOMP_MODE_FILTER,
-                &raw const program,
-            )
-        };
-        assert_eq!(denied, 0);
-    }
-
     #[test]
     fn a_kernel_that_refuses_entries_for_ever_is_an_error() {
         let temp = tempfile::NamedTempFile::new().unwrap();
@@ -445,7 +420,7 @@ mod tests {
             let refused = thread::spawn(move || {
                 let mut uring = uring(vec![vec![Replica::new(file, 0)]])?;
                 uring.patience = Duration::from_millis(20);
-                deny_enter(errno);
+                deny(libc::SYS_io_uring_enter, errno);
                 let op = |id| Op {
                     id,
                     file: 0,

@@ -151,6 +151,9 @@ fn advice(
             "lower --cache-slots".to_owned()
         }
         (_, Some(_)) => format!("raise --ram to {}MiB", enough.div_ceil(1 << 20)),
+        (_, None) if budget == 0 => {
+            "free memory, or give --ram if more is available than the system reports".to_owned()
+        }
         (_, None) => "free memory or use a machine with more".to_owned(),
     };
     if needs.kv.saturating_add(needs.scores) > total.saturating_sub(budget) {

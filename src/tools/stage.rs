@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytesize::ByteSize;
-use colibri_ring::{DirectRefused, EngineError, File, FileError};
+use colibri_ring::{DirectRefused, EngineError, File, FileError, drive_of};
 
 use crate::shards::{ShardError, Shards, data_sample, is_copy};
 use crate::tools::ordered_reads::StartError;
@@ -213,7 +213,7 @@ impl Work {
             small: Vec::new(),
             same_drive: false,
         };
-        let drive = existing(to).metadata().map(|meta| meta.dev()).ok();
+        let drive = drive_of(&existing(to)).ok();
         let mut needed = 0;
         let mut left = budget.unwrap_or(u64::MAX);
         for i in hotness(shards) {

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::kernel::is_refusal;
+
 /// What the end of a read means.
 #[derive(Debug)]
 pub(super) enum Outcome {
@@ -35,7 +37,7 @@ pub(super) fn outcome(result: io::Result<u64>, requested: u64, align: u64) -> Ou
         Ok(_) => Outcome::Interrupted(truncated()),
         Err(e) => match e.raw_os_error() {
             Some(libc::EINTR | libc::EAGAIN) => Outcome::Interrupted(e),
-            Some(libc::EINVAL | libc::EOPNOTSUPP) => Outcome::Refused(e),
+            _ if is_refusal(&e) => Outcome::Refused(e),
             _ => Outcome::Failed(e),
         },
     }

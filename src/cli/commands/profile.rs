@@ -127,7 +127,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         let _ = writeln!(io::stderr(), "interrupted: nothing was measured yet");
         return Ok(interrupt::exit_code());
     }
-    let cache = cache_lines(&modes);
+    let cache = cache_lines(&runs);
     let best = runs.iter().map(Measurement::mib_per_s).fold(0.0, f64::max);
     // Reads of holes do not reach the drive.
     let demand = subject.demand.as_ref().filter(|_| !holes);
@@ -244,7 +244,7 @@ fn measure(
     let mut measured = Vec::new();
     let mut left_out: Vec<(Reader, bool)> = Vec::new();
     let mut failed = None;
-    for run in runs {
+    for mut run in runs {
         let kind = (run.reader, run.direct);
         if left_out.contains(&kind) {
             bar.inc(1);
@@ -256,7 +256,15 @@ fn measure(
             false => format!("the files leave the page cache; {what}"),
         });
         let start = SystemTime::now();
-        let Some(outcome) = unless_stopped(target, &run, &stop) else {
+        let mut outcome = unless_stopped(target, &run, &stop);
+        if let (Some(Err(error @ ProfileError::Direct(_))), DirectArg::Auto) =
+            (&outcome, args.direct)
+        {
+            tracing::warn!("reads go through the page cache: {error}");
+            run.direct = false;
+            outcome = unless_stopped(target, &run, &stop);
+        }
+        let Some(outcome) = outcome else {
             bar.finish_and_clear();
             return Ok((measured, true));
         };

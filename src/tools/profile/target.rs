@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use colibri_ring::{
-    Advice, DirectMode, DirectRefused, EngineKind, File, Files, Options, Range, Replica, Window,
-    tokio_read,
+    Advice, DirectMode, DirectRefused, EngineError, EngineKind, File, Files, Options, Range,
+    Replica, Window, is_refusal, tokio_read,
 };
 
 use super::draw::{Draw, GRID};
@@ -47,6 +47,15 @@ impl Target {
             DirectMode::Off
         };
         Files::new(copies.collect(), mode)
+    }
+
+    /// A file system that opens with O_DIRECT has refused such a read.
+    fn refused(&self, reason: &str) -> ProfileError {
+        let path = self.files.first().map(|file| file.path().to_owned());
+        ProfileError::Direct(DirectRefused {
+            path: path.unwrap_or_default(),
+            reason: format!("O_DIRECT reads fail: {reason}"),
+        })
     }
 
     /// Drops the files from the page cache, and checks a sample.
@@ -101,7 +110,10 @@ impl Target {
                 let next = move || draw.next();
                 let reads =
                     tokio_read::read(&files, run.queue_depth, buffers, times, next, cpu_time)
-                        .map_err(ProfileError::Tokio)?;
+                        .map_err(|error| match run.direct && is_refusal(&error) {
+                            true => self.refused(&error.to_string()),
+                            false => ProfileError::Tokio(error),
+                        })?;
                 return Ok(ProfileOutcome {
                     bytes: reads.bytes,
                     elapsed: reads.elapsed,
@@ -139,7 +151,13 @@ impl Target {
             };
             files.layout(&[range]).expect("inside a file")
         };
-        let measured = measure::read(&files, load, next, |_, _| ())?;
+        let measured =
+            measure::read(&files, load, next, |_, _| ()).map_err(|error| match &error {
+                EngineError::Read(read) if run.direct && is_refusal(&read.source) => {
+                    self.refused(&read.source.to_string())
+                }
+                _ => error.into(),
+            })?;
         Ok(ProfileOutcome {
             bytes: measured.total(),
             elapsed: measured.elapsed,

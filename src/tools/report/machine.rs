@@ -1,7 +1,6 @@
 //! Describes the machine of a measurement.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -110,24 +109,15 @@ fn drive(file: &File) -> String {
         Ok((_, align)) => format!("O_DIRECT with offsets aligned to {} bytes", align.offset),
         Err(reason) => format!("no O_DIRECT: {reason}"),
     };
-    let model = block_device(&source, file.drive())
-        .map_or(String::new(), |described| format!(" ({described})"));
+    let model =
+        block_device(file.drive()).map_or(String::new(), |described| format!(" ({described})"));
     format!("{source}{model}, {kind}; {direct}")
 }
 
 /// Model, size and kind of a block device, as far as the kernel knows them.
-fn block_device(source: &str, st_dev: u64) -> Option<String> {
-    let by_name = fs::metadata(source).ok().map(|meta| meta.rdev());
-    let dev = by_name.filter(|dev| *dev != 0).unwrap_or(st_dev);
-    let numbers = (rustix::fs::major(dev), rustix::fs::minor(dev));
-    let block = PathBuf::from(format!("/sys/dev/block/{}:{}", numbers.0, numbers.1));
-    let block = fs::canonicalize(block).ok()?;
-    // A partition has its disk above it.
-    let disk = if block.join("queue").exists() {
-        block.clone()
-    } else {
-        block.parent()?.to_owned()
-    };
+fn block_device(drive: u64) -> Option<String> {
+    let (major, minor) = (rustix::fs::major(drive), rustix::fs::minor(drive));
+    let disk = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let read = |path: PathBuf| Some(fs::read_to_string(path).ok()?.trim().to_owned());
     let mut words: Vec<String> = Vec::new();
     words.extend(read(disk.join("device/model")));

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use colibri_uring::tools::profile::{ExpertTraffic, Measurement, Reader};
+use colibri_uring::tools::profile::{ExpertTraffic, Measurement};
 use colibri_uring::tools::report::Table;
 use serde::Serialize;
 
@@ -92,12 +92,12 @@ impl Report {
 }
 
 /// Describes how runs of these modes bypassed the page cache.
-pub fn cache_lines(modes: &[(Reader, bool)]) -> Vec<String> {
+pub fn cache_lines(runs: &[Measurement]) -> Vec<String> {
     let mut lines = Vec::new();
-    if modes.iter().any(|(_, direct)| *direct) {
+    if runs.iter().any(|made| made.run.direct) {
         lines.push("Direct: O_DIRECT reads bypass the page cache.".to_owned());
     }
-    if modes.iter().any(|(_, direct)| !direct) {
+    if runs.iter().any(|made| !made.run.direct) {
         lines.push(
             "Buffered: the files were dropped from the page cache and checked before each run, and what was read was \
              dropped at once."
