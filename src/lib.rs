@@ -63,6 +63,7 @@
 pub mod arch;
 #[doc(hidden)]
 pub mod atomic_file;
+mod checksum;
 #[doc(hidden)]
 pub mod memory;
 pub mod model;

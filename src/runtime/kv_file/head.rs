@@ -6,6 +6,7 @@
 
 use super::error::Flaw;
 use super::fingerprint::Fingerprint;
+use crate::checksum;
 
 /// The first bytes of every KV file.
 pub const MAGIC: [u8; 8] = *b"colikvc\n";
@@ -29,7 +30,8 @@ pub fn seal(mut sector: Sector) -> Sector {
 }
 
 fn is_sealed(sector: &Sector) -> bool {
-    sector[SUM..] == crc32fast::hash(&sector[..SUM]).to_le_bytes()
+    let sum = std::array::from_fn(|i| sector[SUM + i]);
+    checksum::holds(&sector[..SUM], u32::from_le_bytes(sum))
 }
 
 /// The head of a file that belongs to `fingerprint`.

@@ -1,6 +1,7 @@
 //! Records: a head with kind, length and checksums, then the payload. A turn is a `Turn` record, its ids and rows, and an `End`.
 
 use super::error::Flaw;
+use crate::checksum;
 
 /// Bytes of a record's head: kind, bytes of the payload, CRC-32 of the payload, CRC-32 of the head.
 pub const HEAD: usize = 16;
@@ -59,7 +60,7 @@ impl Head {
     /// Checks the head of the record at byte `offset` of the file.
     pub fn from_bytes(bytes: &[u8; HEAD], offset: u64) -> Result<Head, Flaw> {
         let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        if crc32fast::hash(&bytes[..12]) != u32_at(12) {
+        if !checksum::holds(&bytes[..12], u32_at(12)) {
             return Err(Flaw::at(offset, "the checksum of a record is wrong"));
         }
         let kind = match u32_at(0) {
@@ -81,7 +82,7 @@ impl Head {
 
     /// Checks a payload of its length.
     pub fn check(&self, payload: &[u8], offset: u64) -> Result<(), Flaw> {
-        if crc32fast::hash(payload) != self.sum {
+        if !checksum::holds(payload, self.sum) {
             let what = "the checksum of a record's content is wrong";
             return Err(Flaw::at(offset, what));
         }

@@ -102,6 +102,13 @@ fn a_template_may_refuse() {
 }
 
 #[test]
+fn a_tag_whose_ends_overlap_is_a_syntax_error() {
+    let path = PathBuf::from("t.jinja");
+    let refused = ChatTemplate::new("{%} {{ messages }}".into(), path, Vec::new());
+    assert!(matches!(refused, Err(TemplateError::Invalid { .. })));
+}
+
+#[test]
 fn a_template_that_fails_says_where() {
     let error = template("\n{{ messages[0].content.nonsense() }}")
         .render(&hello())

@@ -10,6 +10,7 @@ use tempfile::Builder;
 
 use super::{Identity, Usage};
 use crate::atomic_file;
+use crate::checksum;
 
 /// Name of the file, in the model's first directory.
 pub const FILE_NAME: &str = ".coli_usage";
@@ -149,7 +150,7 @@ fn parse(bytes: &[u8], model: &Identity) -> Result<Usage, Flaw> {
     else {
         return Err(TRUNCATED);
     };
-    if u32::from_le_bytes(*sum) != crc32fast::hash(&bytes[..bytes.len() - TAIL]) {
+    if !checksum::holds(&bytes[..bytes.len() - TAIL], u32::from_le_bytes(*sum)) {
         return Err(Flaw::Damaged("its checksum is wrong"));
     }
     // Whole from here on: what does not fit is another model's.
