@@ -15,13 +15,14 @@ mod tests;
 mod whole;
 
 pub use counts::{Count, Counts};
-pub(crate) use damage::check_sample;
 pub use damage::{Damage, Zeros};
+pub(crate) use damage::{Scan, check_sample};
 pub use error::WeightError;
 pub use load::{Loader, resident_bytes};
 pub use matrix::Weight;
 pub use quantised::{Quantised, packing_of, quantise};
 pub use role::{Role, activations_of, role};
 pub use rows::{Block, Piece, Rows, RowsError};
+pub(crate) use seen::Seen;
 pub use stored::{Matrices, Stored, floats, id_of, owner_of_scales, scales_name};
 pub use whole::{findings, has_indexer, has_indexers, with_prediction};

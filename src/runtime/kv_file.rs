@@ -10,6 +10,7 @@
 //! # use colibri_uring::model::{Runner, Sequence, reusable};
 //! # fn turn(runner: &mut Runner, sequence: &mut Sequence, print: Fingerprint, prompt: &[u32]) -> Result<(), Box<dyn std::error::Error>> {
 //! let mut file = KvFile::open("talk.kv".as_ref(), print)?;
+//! file.confirm(runner.weights())?;
 //! let kept = reusable(file.ids(), prompt).min(file.rows());
 //! file.restore(runner, sequence, kept)?;
 //! runner.prefill(sequence, &prompt[kept..])?;
@@ -24,7 +25,7 @@ use std::iter;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::model::{KvShape, KvSink, KvSource, ModelError, Runner, Sequence};
+use crate::model::{KvShape, KvSink, KvSource, ModelError, Runner, Sequence, Weights};
 
 mod disk;
 mod error;
@@ -63,6 +64,8 @@ pub struct KvFile {
     path: PathBuf,
     file: File,
     fingerprint: Fingerprint,
+    /// The one in the file; the one above where the next turn begins a new file.
+    found: Fingerprint,
     state: State,
     /// The newest mark is not on the disk, and has to be before anything else.
     unmarked: bool,
@@ -83,11 +86,12 @@ impl KvFile {
             return Ok(KvFile::anew(path, file, fingerprint));
         }
         let read = read_all(&file, &begin, &fingerprint);
-        let (state, unmarked) = read.map_err(|flaw| flaw.of(path))?;
+        let (found, state, unmarked) = read.map_err(|flaw| flaw.of(path))?;
         Ok(KvFile {
             path: path.to_path_buf(),
             file,
             fingerprint,
+            found,
             state,
             unmarked,
             replace: false,
@@ -113,10 +117,29 @@ impl KvFile {
             path: path.to_path_buf(),
             file,
             fingerprint,
+            found: fingerprint,
             state: State::empty(),
             unmarked: false,
             replace: true,
         }
+    }
+
+    /// Compares the file with the resident weights, too, once they are loaded. Comes before [`KvFile::restore`] and the first turn where the
+    /// fingerprint was made without them.
+    ///
+    /// # Errors
+    /// [`KvFileError::Other`] when other weights computed the file, which is as before.
+    pub fn confirm(&mut self, weights: &Weights) -> Result<(), KvFileError> {
+        let wanted = self.fingerprint.with(weights);
+        if wanted.difference(&self.found).is_some() {
+            if self.turns() > 0 && !self.replace {
+                return Err(Flaw::Other("resident weights").of(&self.path));
+            }
+            // It has no rows, and a head that was written before the weights were loaded.
+            self.replace = true;
+        }
+        self.fingerprint = wanted;
+        Ok(())
     }
 
     /// Path of the file.
@@ -313,6 +336,7 @@ impl KvFile {
             path: self.path.clone(),
             file: blank.file.try_clone()?,
             fingerprint: self.fingerprint,
+            found: self.fingerprint,
             state: State::empty(),
             unmarked: false,
             replace: false,
@@ -369,9 +393,13 @@ fn beginning(file: &File) -> Result<Vec<u8>, Flaw> {
     Ok(bytes)
 }
 
-/// What counts in a file that begins with `bytes`, and whether its mark still has to be written.
-fn read_all(file: &File, bytes: &[u8], fingerprint: &Fingerprint) -> Result<(State, bool), Flaw> {
-    head::check(bytes, fingerprint)?;
+/// The fingerprint of a file that begins with `bytes`, what counts in it, and whether its mark still has to be written.
+fn read_all(
+    file: &File,
+    bytes: &[u8],
+    fingerprint: &Fingerprint,
+) -> Result<(Fingerprint, State, bool), Flaw> {
+    let found = head::check(bytes, fingerprint)?;
     let Some(marks) = bytes.get(SECTOR..).and_then(<[u8]>::first_chunk) else {
         let what = format!("it is truncated: it has only {} bytes", bytes.len());
         return Err(Flaw::Damaged(what));
@@ -382,7 +410,7 @@ fn read_all(file: &File, bytes: &[u8], fingerprint: &Fingerprint) -> Result<(Sta
     if !marks.both
         && let Some(later) = state.turn_after(file, &mut buffer)
     {
-        return Ok((later, true));
+        return Ok((found, later, true));
     }
-    Ok((state, !marks.both))
+    Ok((found, state, !marks.both))
 }

@@ -62,7 +62,7 @@ impl Model {
             return Err(OpenError::MirrorWeights { weights, drives });
         }
         let mut config = Architecture::load(&dirs[0])?;
-        let shards = Shards::open_partial(&dirs, &options.mirrors, options.engine)?;
+        let mut shards = Shards::open_partial(&dirs, &options.mirrors, options.engine)?;
         let findings = weight::findings(&shards, &config)?;
         let errors = findings.errors();
         if !errors.is_empty() {
@@ -72,6 +72,7 @@ impl Model {
         if !warnings.is_empty() {
             tracing::warn!("{warnings}");
         }
+        shards.refuse_other_weights();
         for fault in shards.faults() {
             tracing::warn!("{fault}");
         }
@@ -231,7 +232,14 @@ impl Model {
     fn load_weights(&self, config: &Architecture) -> Result<Weights, ModelError> {
         let progress = |done, all| self.report(LoadStage::Weights { done, all });
         let options = self.options.load_options();
-        Weights::load_with(&self.shards, config.clone(), options, &progress)
+        let shards = &self.shards;
+        if (0..shards.files().len()).any(|file| shards.is_synthetic(file)) {
+            tracing::warn!(
+                "the weights of {} are synthetic, zeros for the most part: the text means nothing",
+                shards.dirs()[0].display()
+            );
+        }
+        Weights::load_with(shards, config.clone(), options, &progress)
     }
 
     fn report(&self, stage: LoadStage) {

@@ -25,6 +25,8 @@ pub enum Kind {
     MissingTensor,
     /// A tensor has another shape or type than the config needs.
     Unfit,
+    /// Weights were never written: the file has a hole.
+    Hole,
     /// A layer has its experts in two layouts.
     TwoLayouts,
     /// The weights are in a format of other software.
@@ -140,7 +142,7 @@ impl Finding {
     /// Findings of one group are described together.
     fn group(&self) -> (Kind, Severity, &str) {
         let by = match self.kind {
-            Kind::MissingTensor => self.file.as_deref().unwrap_or_default(),
+            Kind::MissingTensor | Kind::Hole => self.file.as_deref().unwrap_or_default(),
             Kind::OtherFormat => &self.remedy,
             _ => "",
         };

@@ -44,6 +44,10 @@ pub enum Refusal {
     },
     /// The file has another header.
     Header,
+    /// A sample of its content differs from the primary's.
+    Content,
+    /// It has holes where the primary has data.
+    Hole,
 }
 
 impl fmt::Display for Refusal {
@@ -55,6 +59,12 @@ impl fmt::Display for Refusal {
                 write!(f, "it has {mirror} bytes, the primary has {primary}")
             }
             Refusal::Header => f.write_str("its header differs from the primary's"),
+            Refusal::Content => f.write_str(
+                "its weights differ from the primary's: it is of another model or of an older version, copy it again",
+            ),
+            Refusal::Hole => f.write_str(
+                "parts of it were never written and read as zeros: copy it again",
+            ),
         }
     }
 }
@@ -253,19 +263,7 @@ impl<'a> Mirrors<'a> {
             if taken {
                 continue;
             }
-            let dir = &self.dirs[mirror];
-            let fault = faults[mirror].get_or_insert_with(|| Fault::Files {
-                dir: dir.clone(),
-                unserved: Vec::new(),
-                of: files.len(),
-            });
-            if let Fault::Files { unserved, .. } = fault {
-                unserved.push(Unserved {
-                    primary: files[i].path().to_owned(),
-                    path: dir.join(name),
-                    reason,
-                });
-            }
+            refuse(&mut faults[mirror], &self.dirs[mirror], files, i, reason);
         }
         Settled { copies, faults }
     }
@@ -293,6 +291,29 @@ impl<'a> Mirrors<'a> {
                 other.display()
             );
         }
+    }
+}
+
+/// Adds to the fault of the mirror `dir` that it does not serve a file.
+pub(super) fn refuse(
+    fault: &mut Option<Fault>,
+    dir: &Path,
+    files: &[Arc<File>],
+    file: usize,
+    reason: Refusal,
+) {
+    let fault = fault.get_or_insert_with(|| Fault::Files {
+        dir: dir.to_owned(),
+        unserved: Vec::new(),
+        of: files.len(),
+    });
+    if let Fault::Files { unserved, .. } = fault {
+        let primary = files[file].path();
+        unserved.push(Unserved {
+            primary: primary.to_owned(),
+            path: dir.join(primary.file_name().unwrap_or_default()),
+            reason,
+        });
     }
 }
 

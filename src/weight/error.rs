@@ -100,19 +100,6 @@ pub enum WeightError {
         /// Number of values.
         of: usize,
     },
-    /// Bytes of a shard were never written.
-    #[error(
-        "tensor {name}: {bytes} bytes from byte {offset} of the file on are a hole: they were never written, and read as zeros{}",
-        FETCH
-    )]
-    Hole {
-        /// The tensor.
-        name: String,
-        /// First byte of the file.
-        offset: u64,
-        /// Bytes of the hole in the tensor.
-        bytes: u64,
-    },
     /// What is wrong with a tensor of a file.
     #[error("{}: {source}", file.display())]
     In {
@@ -187,7 +174,6 @@ impl WeightError {
             | WeightError::Place { name, .. }
             | WeightError::Damaged { name, .. }
             | WeightError::ZeroNorm { name, .. }
-            | WeightError::Hole { name, .. }
             | WeightError::NotFinite { name, .. }
             | WeightError::Format { name, .. } => Some(name),
             WeightError::In { source, .. } => source.tensor(),

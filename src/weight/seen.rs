@@ -12,7 +12,7 @@ const TILE: usize = 16 << 10;
 
 /// What threads have seen of one tensor.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub struct Seen {
     pieces: Pieces,
     suspicious: AtomicBool,
 }
@@ -49,7 +49,7 @@ impl Seen {
 
 /// One number for the content of many tensors, in whatever order they are added.
 #[derive(Debug, Default)]
-pub(super) struct Digest(BTreeMap<String, u32>);
+pub struct Digest(BTreeMap<String, u32>);
 
 impl Digest {
     /// Adds a tensor by its name and the sum of its content.

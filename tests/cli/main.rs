@@ -9,6 +9,7 @@ mod chat;
 mod convert;
 mod convert_ends;
 mod corrupt;
+mod damaged;
 mod decode;
 mod demo;
 mod determinism;

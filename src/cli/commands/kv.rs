@@ -48,13 +48,14 @@ impl KvStore {
         Ok(self.file.clear()?)
     }
 
-    /// Continues `sequence` after the first `tokens` tokens of the file.
+    /// Continues `sequence` after the first `tokens` tokens of the file, which the runner's weights must have computed.
     pub fn restore(
         &mut self,
         runner: &mut Runner,
         sequence: &mut Sequence,
         tokens: usize,
     ) -> anyhow::Result<()> {
+        self.file.confirm(runner.weights())?;
         let start = Instant::now();
         match self.file.restore(runner, sequence, tokens) {
             Err(RestoreError::File(error)) => return Err(error.into()),

@@ -3,7 +3,7 @@
 use crc32fast::Hasher;
 
 use crate::arch::{Architecture, Attention, Mla, Router, Scoring};
-use crate::model::LoadOptions;
+use crate::model::{LoadOptions, Weights};
 use crate::quant::Activations;
 use crate::quant::encode::Packing;
 use crate::shards::{ShardError, Shards, data_sample};
@@ -35,13 +35,16 @@ pub struct Fingerprint {
     pub(super) dsa: u8,
     /// 1 for activations rounded to int8.
     pub(super) activations: u8,
+    /// [`Weights::digest`]; 0 before the resident weights have been loaded.
+    pub(super) resident: u32,
 }
 
 impl Fingerprint {
     /// Bytes that one takes in a file.
-    pub const BYTES: usize = 42;
+    pub const BYTES: usize = 46;
 
     /// That of the model in `shards`, as it is computed with `options` and with experts rounded to `round_experts`. Reads up to 2 MiB of every shard.
+    /// What the resident weights add to it comes by [`Fingerprint::with`].
     ///
     /// # Errors
     /// A shard that cannot be read.
@@ -66,7 +69,18 @@ impl Fingerprint {
                 Activations::Exact => 0,
                 Activations::Int8 => 1,
             },
+            resident: 0,
         })
+    }
+
+    /// The same, with the content of all resident weights.
+    #[must_use]
+    pub fn with(self, weights: &Weights) -> Fingerprint {
+        Fingerprint {
+            // 0 means unknown.
+            resident: weights.digest().max(1),
+            ..self
+        }
     }
 
     /// A name that no other one has: 32 hexadecimal digits.
@@ -91,6 +105,10 @@ impl Fingerprint {
             (self.bytes == file.bytes, "bytes of weights"),
             (self.headers == file.headers, "shards"),
             (self.weights == file.weights, "weights"),
+            (
+                self.resident == 0 || self.resident == file.resident,
+                "resident weights",
+            ),
             (self.dsa == file.dsa, "values of --dsa"),
             (self.dense == file.dense, "values of --dense-bits"),
             (self.experts == file.experts, "values of --expert-bits"),
@@ -120,6 +138,7 @@ impl Fingerprint {
             experts: 0,
             dsa: 1,
             activations: 0,
+            resident: 7,
         }
     }
 
@@ -140,6 +159,7 @@ impl Fingerprint {
         put(&self.dense.to_le_bytes());
         put(&self.experts.to_le_bytes());
         put(&[self.dsa, self.activations]);
+        put(&self.resident.to_le_bytes());
         bytes
     }
 
@@ -157,6 +177,7 @@ impl Fingerprint {
             experts: u32_at(36),
             dsa: bytes[40],
             activations: bytes[41],
+            resident: u32_at(42),
         }
     }
 }
@@ -178,8 +199,7 @@ fn packing(packing: Option<Packing>) -> u32 {
 fn hyperparameters(arch: &Architecture) -> u32 {
     // Bound by name: a new field does not compile until it is hashed or left out here.
     let Architecture {
-        // One family; a second one adds its name to the hash.
-        model_type: _,
+        model_type,
         vocab_size,
         hidden_size,
         intermediate_size,
@@ -205,9 +225,8 @@ fn hyperparameters(arch: &Architecture) -> u32 {
         rope: rope_dims,
         value,
         bias,
-        // These two follow from the dimensions and the family.
-        scale: _,
-        norm_eps: _,
+        scale: attention_scale,
+        norm_eps,
     } = mla;
     let Router {
         top_k,
@@ -241,6 +260,11 @@ fn hyperparameters(arch: &Architecture) -> u32 {
     crc.update(&scale.to_le_bytes());
     crc.update(&rms_norm_eps.to_le_bytes());
     crc.update(&rope.theta.to_le_bytes());
+    crc.update(model_type.as_bytes());
+    let index_eps = index.map_or(0.0, |index| index.norm_eps);
+    for number in [*attention_scale, *norm_eps, index_eps] {
+        crc.update(&number.to_le_bytes());
+    }
     crc.update(&[normalise, tie_word_embeddings, bias].map(|yes| u8::from(*yes)));
     let kinds = mlp.iter().map(|kind| *kind as u8);
     crc.update(&kinds.collect::<Vec<u8>>());
@@ -291,7 +315,7 @@ mod tests {
             assert_eq!(other.to_bytes(), changed);
             seen.insert(one.difference(&other).unwrap());
         }
-        assert_eq!(seen.len(), 10);
+        assert_eq!(seen.len(), 11);
         assert_eq!(one.name().len(), 32);
         assert_ne!(Fingerprint { dsa: 0, ..one }.name(), one.name());
     }

@@ -11,7 +11,7 @@ use crate::checksum;
 /// The first bytes of every KV file.
 pub const MAGIC: [u8; 8] = *b"colikvc\n";
 /// Version of the format; other versions are refused by name.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of the head and of a mark.
 pub const SECTOR: usize = 512;
 /// Byte offset of the first record.
@@ -48,8 +48,8 @@ pub fn is_ours(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 
-/// Checks a possibly truncated head: magic bytes, version, checksum, fingerprint, in this order.
-pub fn check(bytes: &[u8], wanted: &Fingerprint) -> Result<(), Flaw> {
+/// Checks a possibly truncated head: magic bytes, version, checksum, fingerprint, in this order. Returns the fingerprint.
+pub fn check(bytes: &[u8], wanted: &Fingerprint) -> Result<Fingerprint, Flaw> {
     if !is_ours(bytes) {
         return Err(Flaw::Foreign);
     }
@@ -68,9 +68,10 @@ pub fn check(bytes: &[u8], wanted: &Fingerprint) -> Result<(), Flaw> {
     }
     let mut found = [0; Fingerprint::BYTES];
     found.copy_from_slice(&head[12..][..Fingerprint::BYTES]);
-    match wanted.difference(&Fingerprint::from_bytes(&found)) {
+    let found = Fingerprint::from_bytes(&found);
+    match wanted.difference(&found) {
         Some(what) => Err(Flaw::Other(what)),
-        None => Ok(()),
+        None => Ok(found),
     }
 }
 

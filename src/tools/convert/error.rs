@@ -12,7 +12,7 @@ use crate::quant::encode::{NotFinite, Packing};
 use crate::quant::infer::Refusal;
 use crate::shards::{Findings, ShardError, WriteError};
 use crate::stream::catalog::CatalogError;
-use crate::weight::WeightError;
+use crate::weight::{Damage, WeightError};
 
 /// Why a checkpoint cannot be converted.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +80,19 @@ pub enum ConvertError {
         name: String,
         /// Which one.
         source: NotFinite,
+    },
+    /// A matrix is zeros where weights should be, which the output would no longer show.
+    #[error(
+        "{}: tensor {name} cannot be converted: {found}; the file is damaged or incomplete: fetch it again",
+        file.display()
+    )]
+    Zeros {
+        /// The file of the source.
+        file: PathBuf,
+        /// The tensor, or the one whose scales these are.
+        name: String,
+        /// What is wrong.
+        found: Damage,
     },
     /// The output is the source.
     #[error("{} is a directory of the checkpoint; the container needs one of its own", out.display())]

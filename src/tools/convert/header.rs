@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::plan::{Item, Output, Shard, is_packed};
 use super::{ConvertError, shard_path};
-use crate::shards::{Metadata, Planned, shard_header};
+use crate::shards::{Metadata, Planned, SYNTHETIC, shard_header};
 
 /// The tensors of a shard in order, and its metadata.
 pub fn tensors(shard: &Shard) -> (Vec<Planned>, Metadata) {
@@ -12,6 +12,9 @@ pub fn tensors(shard: &Shard) -> (Vec<Planned>, Metadata) {
     let mut metadata = Metadata::from([("format".into(), "pt".into())]);
     if let Some(stamp) = stamp(shard) {
         metadata.insert("colibri.fmt".into(), stamp);
+    }
+    if shard.synthetic {
+        metadata.insert(SYNTHETIC.into(), "converted".into());
     }
     (outputs.filter_map(Output::planned).collect(), metadata)
 }

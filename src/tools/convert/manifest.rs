@@ -99,7 +99,11 @@ impl Manifest {
         if !lacks.is_empty() {
             return Err(ConvertError::NotWhole(lacks));
         }
-        let (outputs, notes) = plan::plan(&shards, &arch, &options.recipe, options.shard_size)?;
+        let (mut outputs, notes) = plan::plan(&shards, &arch, &options.recipe, options.shard_size)?;
+        let synthetic = (0..shards.files().len()).any(|file| shards.is_synthetic(file));
+        for output in &mut outputs {
+            output.synthetic = synthetic;
+        }
         let source = |(i, file): (usize, &std::sync::Arc<colibri_ring::File>)| {
             Ok::<_, ConvertError>(SourceFile {
                 dir: shards.dir_of(i),

@@ -85,6 +85,13 @@ pub struct Item {
     pub from_scales: Option<Span>,
     /// What is done.
     pub work: Work,
+    /// Whether a share of its rows may be zeros: those of tokens that the vocabulary does not use.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub padded: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// A shard of the output.
@@ -94,6 +101,9 @@ pub struct Shard {
     pub name: String,
     /// In the order of the file.
     pub items: Vec<Item>,
+    /// Whether the source says that its weights are synthetic: zeros in it are meant.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub synthetic: bool,
 }
 
 /// What was found on the way.
@@ -157,6 +167,15 @@ impl Item {
         };
         let target = packing.map_or(Format::F32, |packing| packing.format(cols));
         sizes(format) == (Some(from), Some(scales.1)) && sizes(target) == (to, scales.0)
+    }
+
+    /// How the matrix is stored in the source; `None` for vectors and unknown tensors, which may be zeros.
+    pub fn source_format(&self) -> Option<Format> {
+        let format = match self.work {
+            Work::Convert { from, .. } => Some(from),
+            Work::Copy => self.format,
+        };
+        format.filter(|_| self.scales.is_some() || self.weights.shape.len() > 1)
     }
 
     /// Bytes in the output.
@@ -224,7 +243,11 @@ fn cut(units: Vec<Unit>, shard_size: u64) -> Vec<Shard> {
             _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
         };
         let items = units.into_iter().flat_map(|unit| unit.items).collect();
-        Shard { name, items }
+        Shard {
+            name,
+            items,
+            synthetic: false,
+        }
     };
     groups.into_iter().enumerate().map(shard).collect()
 }
@@ -304,7 +327,11 @@ impl Planner<'_> {
                 Role::Embedding => self.recipe.embed,
                 _ => self.recipe.dense,
             };
-            return self.matrix(name, location, packing).map(Some);
+            let item = self.matrix(name, location, packing)?;
+            return Ok(Some(Item {
+                padded: role(id) == Role::Embedding,
+                ..item
+            }));
         }
         let found = self.arch.find(tensor.name);
         let vector = matches!(found, Some((_, Shape::Vector(_)))) && tensor.shape.len() == 1;
@@ -350,6 +377,7 @@ impl Planner<'_> {
             },
             from_scales: None,
             work: Work::Copy,
+            padded: false,
         }))
     }
 
@@ -409,6 +437,7 @@ impl Planner<'_> {
             from,
             from_scales,
             work,
+            padded: false,
         })
     }
 }
@@ -513,6 +542,7 @@ fn floats(name: String, shape: &[usize], location: &Location) -> Item {
                 to: None,
             },
         },
+        padded: false,
     }
 }
 

@@ -15,7 +15,7 @@ use crate::pool::Pool;
 use crate::quant::Format;
 use crate::quant::encode::NotFinite;
 use crate::shards::{Pieces, ShardWriter};
-use crate::weight::{Block, Piece, RowsError};
+use crate::weight::{Block, Piece, RowsError, Scan, Seen, Zeros};
 
 /// Bytes of a piece that is only copied.
 const COPY: u64 = 4 << 20;
@@ -28,6 +28,65 @@ struct Job<'a> {
     scales_at: u64,
     weights_at: u64,
     step: Step,
+    seen: &'a Watched,
+}
+
+/// What has been seen of the weights and of the scales of an item.
+#[derive(Default)]
+struct Watched([Seen; 2]);
+
+impl Watched {
+    fn of(&self, piece: Piece) -> &Seen {
+        match piece {
+            Piece::Weights => &self.0[0],
+            Piece::Scales => &self.0[1],
+        }
+    }
+}
+
+/// How a piece of an item is stored, for [`Scan`]; `None` for what may be anything.
+fn kind(item: &Item, piece: Piece) -> Option<Option<Format>> {
+    match piece {
+        Piece::Weights => item.source_format().map(Some),
+        Piece::Scales => Some(None),
+    }
+}
+
+/// Refuses items whose source has zeros where weights should be: zeros are converted to zeros, after which their cause cannot be seen.
+fn check(shard: &Shard, seen: &[Watched], sources: &Sources) -> Result<(), ConvertError> {
+    if shard.synthetic {
+        return Ok(());
+    }
+    for (item, seen) in shard.items.iter().zip(seen) {
+        let zeros = match item.padded {
+            true => Zeros::Rows,
+            false => Zeros::Few,
+        };
+        for (piece, span) in [
+            (Piece::Scales, item.from_scales),
+            (Piece::Weights, Some(item.from)),
+        ] {
+            let (Some(span), Some(format)) = (span, kind(item, piece)) else {
+                continue;
+            };
+            if !seen.of(piece).is_suspicious() {
+                continue;
+            }
+            let damaged = |found| ConvertError::Zeros {
+                file: sources.path(span.file).to_path_buf(),
+                name: item.weights.name.clone(),
+                found,
+            };
+            let (mut scan, mut block) = (Scan::new(format, zeros), Vec::new());
+            for at in (0..span.bytes).step_by(COPY as usize) {
+                block.resize(COPY.min(span.bytes - at) as usize, 0);
+                read(sources, Some(span), at, &mut block)?;
+                scan.feed(&block).map_err(damaged)?;
+            }
+            scan.finish().map_err(damaged)?;
+        }
+    }
+    Ok(())
 }
 
 #[derive(Clone, Copy)]
@@ -41,7 +100,7 @@ enum Step {
 /// Writes one shard: it has its final name when it is complete and on the disk, or not at all.
 ///
 /// # Errors
-/// A failing read or write, a weight that cannot be quantised, or a wish to stop.
+/// A failing read or write, a weight that cannot be quantised, zeros where weights should be, or a wish to stop.
 pub fn shard(
     out: &Path,
     shard: &Shard,
@@ -58,7 +117,8 @@ pub fn shard(
         writer: &writer,
         pieces: Pieces::default(),
     };
-    let jobs = jobs(shard);
+    let seen: Vec<Watched> = shard.items.iter().map(|_| Watched::default()).collect();
+    let jobs = jobs(shard, &seen);
     // A block for each thread, which keeps its buffers from one job to the next.
     let blocks: Mutex<Vec<Block>> = Mutex::new(Vec::new());
     let failed = AtomicBool::new(false);
@@ -87,6 +147,7 @@ pub fn shard(
     match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
         None => {
+            check(shard, &seen, sources)?;
             sums.note(out, shard, target.pieces.total())?;
             Ok(writer.finish()?)
         }
@@ -127,10 +188,10 @@ fn check_copied(item: &Item, start: u64, bytes: &[u8]) -> Result<(), NotFinite> 
 }
 
 /// Cuts the items of a shard into jobs, in the order of the file.
-fn jobs(shard: &Shard) -> Vec<Job<'_>> {
+fn jobs<'a>(shard: &'a Shard, seen: &'a [Watched]) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     let mut at = 0;
-    for item in &shard.items {
+    for (item, seen) in shard.items.iter().zip(seen) {
         let len = |output: &Output| output.planned().and_then(|p| p.bytes()).unwrap_or(0);
         let scales_at = at;
         let weights_at = at + item.scales.as_ref().map_or(0, len);
@@ -141,6 +202,7 @@ fn jobs(shard: &Shard) -> Vec<Job<'_>> {
                 scales_at,
                 weights_at,
                 step,
+                seen,
             });
         };
         if let Some((rows, _)) = item.work.rows() {
@@ -181,7 +243,11 @@ fn run(
             Piece::Scales => item.from_scales,
         };
         total += buf.len() as u64;
-        read(sources, span, offset, buf)
+        read(sources, span, offset, buf)?;
+        if let Some(format) = kind(item, piece) {
+            job.seen.of(piece).look(format, offset, buf);
+        }
+        Ok(())
     };
     match (step, item.work.rows()) {
         (Step::Copy { piece, start, len }, _) => {

@@ -15,7 +15,9 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::arch::{Architecture, ConfigError, Dimensions, Family, Prediction};
 use crate::pool::Pool;
-use crate::shards::{Metadata, ShardWriter, WriteError, free_space, shard_bytes, write_whole};
+use crate::shards::{
+    Metadata, SYNTHETIC, ShardWriter, WriteError, free_space, shard_bytes, write_whole,
+};
 
 pub use preset::Preset;
 pub use tensors::Coding;
@@ -152,7 +154,7 @@ impl Synth {
         for (i, items) in synth.shards.iter().enumerate() {
             let path = synth.shard_path(Path::new(""), i);
             let planned: Vec<_> = items.iter().map(|item| item.planned.clone()).collect();
-            let all = shard_bytes(&path, &planned, &Metadata::new())?;
+            let all = shard_bytes(&path, &planned, &synth.metadata())?;
             let holes = items
                 .iter()
                 .filter(|item| item.content == Content::Hole)
@@ -268,7 +270,7 @@ impl Synth {
         let items = &self.shards[i];
         let planned: Vec<_> = items.iter().map(|item| item.planned.clone()).collect();
         let path = self.shard_path(dir, i);
-        let mut writer = ShardWriter::create(&path, &planned, &Metadata::new())?;
+        let mut writer = ShardWriter::create(&path, &planned, &self.metadata())?;
         for item in items {
             if stopped() {
                 return Err(SynthError::Stopped);
@@ -289,6 +291,12 @@ impl Synth {
             }
         }
         Ok(writer.finish()?)
+    }
+
+    /// Marks shards with holes, which are refused in any other model.
+    fn metadata(&self) -> Metadata {
+        let mark = (SYNTHETIC.to_owned(), "sparse".to_owned());
+        self.spec.sparse.then_some(mark).into_iter().collect()
     }
 
     fn shard_path(&self, dir: &Path, i: usize) -> PathBuf {

@@ -1,8 +1,9 @@
 //! Finds what keeps a model from being whole: tensors and files that are missing, do not fit, or are in a format of other software.
 //!
-//! Reads no data of tensors. Every command that opens a model asks [`findings`], so that all of them give the same answer.
+//! Reads no data of tensors, except where a file has holes. Every command that opens a model asks [`findings`], so that all of them give the same answer.
 
 mod foreign;
+mod holes;
 mod unused;
 
 use std::collections::{HashMap, HashSet};
@@ -80,6 +81,7 @@ pub fn findings(shards: &Shards, arch: &Architecture) -> Result<Findings, Weight
         findings.0.extend(foreign::consolidated(shards));
     }
     findings.0.extend(found);
+    findings.0.extend(holes::holes(shards, arch));
     if findings.errors().is_empty() {
         findings.0.extend(dense_attention(shards, arch));
         findings.0.extend(unused::unused(shards, arch));

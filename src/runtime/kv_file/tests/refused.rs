@@ -74,12 +74,19 @@ fn other_models_versions_and_files_are_refused_by_name() {
             },
             "--dense-bits",
         ),
+        (
+            Fingerprint {
+                resident: 8,
+                ..fingerprint()
+            },
+            "resident weights",
+        ),
     ] {
         let error = opened(other).to_string();
         let parts = ["talk.kv", named, "--kv-reset", "stays as it is"];
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     }
-    for version in [0, 1, 3] {
+    for version in [0, 1, 2, 4] {
         let mut other = whole.clone();
         other[8] = version;
         let error = dir.with(&other).unwrap_err().to_string();
