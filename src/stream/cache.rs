@@ -145,8 +145,8 @@ impl<E: Eviction> Cache<E> {
     }
 
     /// A slab of a class for an expert of `layer`, and whether an expert was evicted from it. `None` when all slabs of the class are
-    /// busy or pinned.
-    pub fn make_room(&mut self, class: u8, layer: usize) -> Option<(SlabId, bool)> {
+    /// busy or pinned, or for a `prefetch`, when it would evict what its layer may need.
+    pub fn make_room(&mut self, class: u8, layer: usize, prefetch: bool) -> Option<(SlabId, bool)> {
         if let Some(at) = self
             .free
             .iter()
@@ -154,7 +154,10 @@ impl<E: Eviction> Cache<E> {
         {
             return Some((self.free.remove(at), false));
         }
-        let slab = self.victim(class, layer)?;
+        let slab = match prefetch {
+            true => self.spare(class, layer)?,
+            false => self.victim(class, layer)?,
+        };
         self.remove(slab);
         self.free.pop();
         Some((slab, true))
@@ -162,11 +165,7 @@ impl<E: Eviction> Cache<E> {
 
     fn victim(&self, class: u8, layer: usize) -> Option<SlabId> {
         if !self.eviction.is_pooled() {
-            let over_quota = (0..self.by_layer.len())
-                .filter(|&l| self.by_layer[l].len() > self.per_layer_quota)
-                .filter_map(|l| Some((l, self.cheapest(class, &self.by_layer[l])?)))
-                .max_by_key(|(l, _)| self.by_layer[*l].len());
-            if let Some((_, slab)) = over_quota {
+            if let Some(slab) = self.over_quota(class, |_| true) {
                 return Some(slab);
             }
             if let Some(slab) = self.cheapest(class, &self.by_layer[layer]) {
@@ -174,6 +173,28 @@ impl<E: Eviction> Cache<E> {
             }
         }
         self.cheapest(class, self.by_layer.iter().flatten())
+    }
+
+    /// The cheapest slab of the layer that is the furthest over its quota, among the layers that `may` evict.
+    fn over_quota(&self, class: u8, may: impl Fn(usize) -> bool) -> Option<SlabId> {
+        let over = (0..self.by_layer.len())
+            .filter(|&l| may(l) && self.by_layer[l].len() > self.per_layer_quota)
+            .filter_map(|l| Some((l, self.cheapest(class, &self.by_layer[l])?)));
+        let furthest = over.max_by_key(|(l, _)| self.by_layer[*l].len());
+        furthest.map(|(_, slab)| slab)
+    }
+
+    /// A slab that a prefetch for `layer` may take: one that another layer has over its quota, or that of a wrong prefetch of this
+    /// layer. Other experts of the layer are more likely to be used than what is prefetched.
+    fn spare(&self, class: u8, layer: usize) -> Option<SlabId> {
+        if let Some(slab) = self.over_quota(class, |l| l != layer) {
+            return Some(slab);
+        }
+        let own = self.cheapest(class, &self.by_layer[layer])?;
+        self.slots[own.index()]
+            .held
+            .filter(|held| held.last_use == 0)
+            .map(|_| own)
     }
 
     /// The slab of a class that is not busy and is worth least.
@@ -232,7 +253,7 @@ mod tests {
 
     /// Reads an expert and computes it.
     fn load(cache: &mut Cache, k: ExpertKey) -> SlabId {
-        let (slab, _) = cache.make_room(0, k.layer).expect("a slab");
+        let (slab, _) = cache.make_room(0, k.layer, false).expect("a slab");
         cache.insert(k, slab);
         cache.set_busy(slab, false);
         slab
@@ -263,8 +284,8 @@ mod tests {
         let a = load(&mut cache, key(0, 0));
         let b = load(&mut cache, key(0, 1));
         cache.set_busy(a, true);
-        assert_eq!(cache.make_room(0, 1), Some((b, true)));
-        assert_eq!(cache.make_room(0, 1), None);
+        assert_eq!(cache.make_room(0, 1, false), Some((b, true)));
+        assert_eq!(cache.make_room(0, 1, false), None);
         assert_eq!(cache.slab(key(0, 0)), Some(a));
     }
 
@@ -277,6 +298,22 @@ mod tests {
         cache.forget_use(cache.slab(key(0, 2)).unwrap());
         load(&mut cache, key(0, 3));
         assert_eq!(cache.slab(key(0, 2)), None);
+    }
+
+    #[test]
+    fn a_prefetch_evicts_nothing_that_its_layer_may_need() {
+        let mut cache = Cache::new(&[4], 2, 8, 1);
+        for expert in 0..3 {
+            load(&mut cache, key(1, expert));
+        }
+        let other = load(&mut cache, key(0, 7));
+        assert_eq!(cache.make_room(0, 1, true), None, "layer 0 has its quota");
+        let wrong = cache.slab(key(1, 1)).unwrap();
+        cache.forget_use(wrong);
+        assert_eq!(cache.make_room(0, 1, true), Some((wrong, true)));
+        cache.insert(key(0, 6), wrong);
+        cache.set_busy(wrong, false);
+        assert_eq!(cache.make_room(0, 1, true), Some((other, true)));
     }
 
     #[test]
@@ -337,8 +374,8 @@ mod tests {
         let mut cache = Cache::new(&[1, 1], 1, 8, 0);
         let small = load(&mut cache, key(0, 0));
         assert_eq!(small, SlabId(0));
-        assert_eq!(cache.make_room(1, 0), Some((SlabId(1), false)));
-        assert_eq!(cache.make_room(1, 0), None);
-        assert_eq!(cache.make_room(0, 0), Some((SlabId(0), true)));
+        assert_eq!(cache.make_room(1, 0, false), Some((SlabId(1), false)));
+        assert_eq!(cache.make_room(1, 0, false), None);
+        assert_eq!(cache.make_room(0, 0, false), Some((SlabId(0), true)));
     }
 }

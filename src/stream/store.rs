@@ -1,8 +1,10 @@
 //! Hands out demanded experts in the order in which they arrive, and reads the next ones meanwhile.
 
+use std::time::Instant;
+
 use colibri_ring::record::Record;
 use colibri_ring::sim::{Clock, SimDrive};
-use colibri_ring::{Engine, Event, Options, Priority, SlabId};
+use colibri_ring::{Engine, Event, Priority, SlabId};
 
 use super::cache::Cache;
 use super::catalog::Projection;
@@ -11,7 +13,7 @@ use super::error::StreamError;
 use super::files::ExpertFiles;
 use super::key::ExpertKey;
 use super::pins::PinBudget;
-use super::prefetch_policy::{Costs, Lookahead, PrefetchAccuracy, PrefetchPolicy};
+use super::prefetch_policy::PrefetchPolicy;
 use super::request::{Ready, Urgency};
 use super::routing::{RoutingEvent, RoutingRecorder};
 use super::slots::Slots;
@@ -21,42 +23,23 @@ use crate::quant::encode::NotFinite;
 use crate::weight::Damage;
 
 mod demands;
+mod options;
 mod prefetches;
 mod preloads;
 mod slabs;
+mod stats;
+mod time;
 
 use demands::{DemandQueue, DemandedExpert, Progress};
+pub use options::StoreOptions;
 use prefetches::PrefetchQueue;
 use preloads::PreloadQueue;
 use slabs::ExpertSlabs;
+pub use stats::StoreStats;
+use time::Time;
 
-/// How experts are cached and read.
-#[derive(Clone, Debug)]
-pub struct StoreOptions {
-    /// Memory for experts.
-    pub slots: Slots,
-    /// Reads ahead of the router.
-    pub lookahead: Lookahead,
-    /// Device, windows, chunk size.
-    pub engine: Options,
-}
-
-/// Counts of the requests since the store was made.
-#[derive(Clone, Debug, Default)]
-pub struct StoreStats {
-    /// Demanded experts that were in memory.
-    pub hits: u64,
-    /// Demanded experts that had to be read, or were being read.
-    pub misses: u64,
-    /// Prefetches whose reads were started.
-    pub speculative_reads: u64,
-    /// Of these, how many were then demanded.
-    pub speculative_used: u64,
-    /// Experts that are pinned.
-    pub pinned: u64,
-    /// Accuracy of the predictions, by layer.
-    pub lookahead: Vec<PrefetchAccuracy>,
-}
+/// A prefetch that is demanded has been read to about this part.
+const HALF_READ: f64 = 0.5;
 
 /// Experts in slabs under a byte budget, read when they are demanded or prefetched.
 ///
@@ -65,6 +48,7 @@ pub struct StoreStats {
 pub struct ExpertStore {
     slabs: ExpertSlabs,
     policy: PrefetchPolicy,
+    time: Time,
     top_k: usize,
     demands: DemandQueue,
     prefetches: PrefetchQueue,
@@ -99,7 +83,10 @@ impl ExpertStore {
     ) -> Result<ExpertStore, StreamError> {
         options.engine = options.engine.for_reads_of(files.mean_bytes() as u64);
         let engine = Engine::new(&files.files, &options.slots.classes, options.engine)?;
-        Ok(ExpertStore::with_engine(engine, files, top_k, options))
+        let time = Time::Real(Instant::now());
+        Ok(ExpertStore::with_engine(
+            engine, files, top_k, options, time,
+        ))
     }
 
     /// A store whose drives are simulated on `clock`. `files` must be [`ExpertFiles::on_drives`] of as many as there are
@@ -116,8 +103,11 @@ impl ExpertStore {
     ) -> Result<ExpertStore, StreamError> {
         options.engine = options.engine.for_reads_of(files.mean_bytes() as u64);
         let classes = &options.slots.classes;
+        let time = Time::Simulated(clock.clone());
         let engine = Engine::simulated(&files.files, classes, options.engine, drives, clock)?;
-        Ok(ExpertStore::with_engine(engine, files, top_k, options))
+        Ok(ExpertStore::with_engine(
+            engine, files, top_k, options, time,
+        ))
     }
 
     fn with_engine(
@@ -125,6 +115,7 @@ impl ExpertStore {
         files: ExpertFiles,
         top_k: usize,
         options: StoreOptions,
+        time: Time,
     ) -> ExpertStore {
         let Slots {
             classes,
@@ -148,11 +139,7 @@ impl ExpertStore {
         let layers: Vec<usize> = files.catalog.layers().collect();
         let model_layers = layers.last().map_or(0, |last| last + 1);
         let experts = files.catalog.experts();
-        let costs = Costs {
-            expert_bytes: files.mean_bytes(),
-            at_drive_bytes: options.engine.prefetch_bytes() as f64,
-            per_layer_quota,
-        };
+        let at_drive = options.engine.prefetch_bytes() as f64 / files.mean_bytes().max(1.0);
         let record = options.engine.record;
         ExpertStore {
             slabs: ExpertSlabs::new(
@@ -161,7 +148,8 @@ impl ExpertStore {
                 Cache::new(&counts, model_layers, experts, per_layer_quota),
                 (record > 0).then(|| DemandTrace::new(record)),
             ),
-            policy: PrefetchPolicy::new(options.lookahead, top_k, model_layers, costs),
+            policy: PrefetchPolicy::new(options.lookahead, top_k, model_layers, at_drive),
+            time,
             top_k,
             demands: DemandQueue::default(),
             prefetches: PrefetchQueue::default(),
@@ -214,13 +202,14 @@ impl ExpertStore {
 
     /// How many candidates of a layer the model should predict for each token; 0 when no prediction pays.
     pub fn candidates(&mut self, layer: usize) -> usize {
+        let candidates = self.policy.candidates(layer, self.time.now());
         if self.recorder.is_some() {
             return 2 * self.top_k;
         }
-        if self.slabs.cache.holds(layer) == self.slabs.files.catalog.experts() {
-            return 0;
+        match self.slabs.cache.holds(layer) == self.slabs.files.catalog.experts() {
+            true => 0,
+            false => candidates,
         }
-        self.policy.candidates(layer)
     }
 
     /// Predicts the router of `layer`: `candidates` [tokens, ranks], the most likely first. Those that pay are prefetched when the drives
@@ -242,8 +231,12 @@ impl ExpertStore {
             });
         }
         let mut predicted = std::mem::take(&mut self.predicted);
-        self.policy
-            .predict(layer, candidates, ranks, &mut predicted);
+        let (now, slabs, prefetches) = (self.time.now(), &self.slabs, &self.prefetches);
+        let missing = |expert| {
+            let slab = slabs.cache.slab(ExpertKey { layer, expert });
+            slab.is_none_or(|slab| prefetches.is_unconfirmed(slab) && !slabs.is_full(slab))
+        };
+        (self.policy).predict(layer, candidates, ranks, now, missing, &mut predicted);
         self.prefetches
             .drop_outdated(layer, &predicted, &mut self.slabs);
         let result = self.request(layer, &predicted, Urgency::Prefetch);
@@ -268,9 +261,9 @@ impl ExpertStore {
         self.policy.set_drives(self.slabs.engine.serving_drives());
         self.usage.record(layer, chosen);
         self.slabs.cache.begin_pass(layer, chosen, tokens);
-        self.policy.routed(layer, chosen, tokens);
+        self.policy.routed(layer, chosen, tokens, self.time.now());
         self.stats.speculative_used +=
-            (self.prefetches).drop_mispredicted(layer, chosen, &mut self.slabs, &mut self.policy);
+            (self.prefetches).drop_mispredicted(layer, chosen, &mut self.slabs);
         Ok(())
     }
 
@@ -305,19 +298,23 @@ impl ExpertStore {
         self.prefetches.drop_waiting();
         let next_group = self.prefetches.take_next_group();
         let before = self.stats.hits;
+        let mut missing = 0.0;
         for &expert in ids {
             let slab = self.slabs.cache.slab(ExpertKey { layer, expert });
             let full = slab.is_some_and(|slab| self.slabs.is_full(slab));
             self.count(full && slab.is_some_and(|slab| !next_group.contains(&slab)));
             if let Some(slab) = slab {
                 if !full {
+                    missing += HALF_READ;
                     self.slabs.engine.promote(slab);
                 }
                 self.slabs.cache.touch(slab);
                 self.slabs.cache.set_busy(slab, true);
             }
+            missing += f64::from(u8::from(slab.is_none()));
             self.demands.push(expert, slab);
         }
+        self.policy.demanded(missing, self.time.now());
         if let Some(trace) = &mut self.slabs.trace {
             trace.demanded(layer, ids, self.stats.hits - before);
         }
@@ -325,7 +322,6 @@ impl ExpertStore {
     }
 
     fn count(&mut self, hit: bool) {
-        self.policy.demanded(hit);
         if hit {
             self.stats.hits += 1;
         } else {
@@ -345,7 +341,8 @@ impl ExpertStore {
 
     /// Starts the read of an expert if there is a slab for it.
     fn start(&mut self, key: ExpertKey, priority: Priority) -> Result<Option<SlabId>, StreamError> {
-        let Some(read) = self.slabs.start(key, priority)? else {
+        let predicted = priority == Priority::Prefetch && key.layer != self.demands.layer;
+        let Some(read) = self.slabs.start(key, priority, predicted)? else {
             return Ok(None);
         };
         if read.evicted {
@@ -428,7 +425,10 @@ impl ExpertStore {
             }
             self.slabs.engine.flush();
             let event = self.slabs.engine.wait()?;
-            self.handle(event)?;
+            self.handle(event, true)?;
+            while let Some(event) = self.slabs.engine.poll()? {
+                self.handle(event, true)?;
+            }
         };
         // The drives work while the caller computes.
         self.slabs.engine.flush();
@@ -474,18 +474,20 @@ impl ExpertStore {
 
     fn take_events(&mut self) -> Result<(), StreamError> {
         while let Some(event) = self.slabs.engine.poll()? {
-            self.handle(event)?;
+            self.handle(event, false)?;
         }
         Ok(())
     }
 
-    fn handle(&mut self, event: Event) -> Result<(), StreamError> {
+    fn handle(&mut self, event: Event, waited: bool) -> Result<(), StreamError> {
         match event {
             Event::Part(..) => return Ok(()),
             Event::Full(slab) => {
                 self.preloads.ended(slab);
                 if !self.demands.uses(slab) {
                     self.slabs.cache.set_busy(slab, false);
+                } else if self.demands.are_read(&self.slabs.engine) {
+                    self.policy.drained(waited, self.time.now());
                 }
             }
             Event::Dropped(slab) => {
@@ -587,7 +589,7 @@ impl ExpertStore {
         self.prefetches.drop_waiting();
         while self.slabs.is_reading() {
             let event = self.slabs.engine.wait().ok()?;
-            if let Err(error) = self.handle(event) {
+            if let Err(error) = self.handle(event, false) {
                 tracing::debug!("{error}");
             }
         }

@@ -220,8 +220,11 @@ impl<'a> Replay<'a> {
                             experts.len() / ranks,
                         );
                     }
-                    self.spend(self.compute.router, self.tokens);
-                    self.store.predict(*layer, experts, *ranks)?;
+                    // Only a prediction that is made takes time.
+                    if self.store.candidates(*layer) > 0 {
+                        self.spend(self.compute.router, self.tokens);
+                        self.store.predict(*layer, experts, *ranks)?;
+                    }
                 }
                 RoutingEvent::Routed { layer, experts } => {
                     self.reach(*layer, layer + 1, experts.len() / self.top_k);

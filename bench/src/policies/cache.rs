@@ -229,7 +229,7 @@ impl Replay<'_> {
 
 /// Reads an expert, unless every slab is busy.
 fn load<E: Eviction>(cache: &mut Cache<E>, key: ExpertKey) {
-    if let Some((slab, _)) = cache.make_room(0, key.layer) {
+    if let Some((slab, _)) = cache.make_room(0, key.layer, false) {
         cache.insert(key, slab);
         cache.set_busy(slab, false);
     }

@@ -59,6 +59,16 @@ impl DemandQueue {
         self.experts.iter().all(done)
     }
 
+    /// Whether all experts are in memory.
+    pub fn are_read(&self, engine: &Engine) -> bool {
+        let mut experts = self.experts.iter();
+        experts.all(|d| match d.progress {
+            Progress::NoSlab => false,
+            Progress::GateUp(slab) | Progress::Down(slab) => engine.state(slab) == SlabState::Full,
+            Progress::Done => true,
+        })
+    }
+
     /// The expert to compute next: one that is begun and complete, so that its slab is free early; then one that is
     /// complete; then one whose gate and up are complete.
     pub fn computable(&self, engine: &Engine) -> Option<usize> {

@@ -7,7 +7,6 @@ use colibri_ring::SlabId;
 use super::slabs::ExpertSlabs;
 use crate::stream::cache::Cache;
 use crate::stream::key::ExpertKey;
-use crate::stream::prefetch_policy::PrefetchPolicy;
 
 /// Experts that are predicted to be demanded.
 #[derive(Debug, Default)]
@@ -54,6 +53,11 @@ impl PrefetchQueue {
         predicted
     }
 
+    /// Whether the slab was read on a prediction that its router has not confirmed.
+    pub fn is_unconfirmed(&self, slab: SlabId) -> bool {
+        self.unconfirmed.contains(&slab)
+    }
+
     /// The slabs of the next group, which is demanded now.
     pub fn take_next_group(&mut self) -> Vec<SlabId> {
         std::mem::take(&mut self.next_group)
@@ -76,13 +80,7 @@ impl PrefetchQueue {
 
     /// The router of `layer` chose `ids`. Drops what waits and every read up to this layer that mispredicted: the expert is the first to be
     /// evicted, and its read is abandoned if it is not complete. Returns how many predictions came true.
-    pub fn drop_mispredicted(
-        &mut self,
-        layer: usize,
-        ids: &[u32],
-        slabs: &mut ExpertSlabs,
-        policy: &mut PrefetchPolicy,
-    ) -> u64 {
+    pub fn drop_mispredicted(&mut self, layer: usize, ids: &[u32], slabs: &mut ExpertSlabs) -> u64 {
         self.drop_waiting();
         let mut confirmed = 0;
         self.unconfirmed.retain(|&slab| {
@@ -95,9 +93,7 @@ impl PrefetchQueue {
                 return true;
             }
             slabs.cache.forget_use(slab);
-            let late = !slabs.is_full(slab);
-            policy.mispredicted(late);
-            if late {
+            if !slabs.is_full(slab) {
                 slabs.engine.abandon(slab);
             }
             false

@@ -70,10 +70,11 @@ impl ExpertSlabs {
         &mut self,
         key: ExpertKey,
         priority: Priority,
+        predicted: bool,
     ) -> Result<Option<StartedRead>, StreamError> {
         let layout = self.files.layout(key)?;
         let class = self.files.class(key);
-        let Some((slab, evicted)) = self.cache.make_room(class, key.layer) else {
+        let Some((slab, evicted)) = self.cache.make_room(class, key.layer, predicted) else {
             return Ok(None);
         };
         if evicted {
