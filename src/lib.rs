@@ -63,7 +63,10 @@
 pub mod arch;
 #[doc(hidden)]
 pub mod atomic_file;
+mod cgroup;
 mod checksum;
+#[doc(hidden)]
+pub mod cpus;
 #[doc(hidden)]
 pub mod memory;
 pub mod model;

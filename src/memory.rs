@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
 
+use crate::cgroup::{self, Version};
+
 /// Why memory cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
@@ -142,70 +144,10 @@ fn kib_field(text: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// A hierarchy of cgroups that counts memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
-    V1,
-    V2,
-}
-
 fn tightest_cgroup(roots: &Roots) -> Option<CgroupBound> {
-    let membership = fs::read_to_string(roots.proc.join("self/cgroup")).ok()?;
-    let mounts = fs::read_to_string(roots.proc.join("self/mountinfo")).ok()?;
-    let mut tightest: Option<CgroupBound> = None;
-    for version in [Version::V1, Version::V2] {
-        let Some(own) = own_path(&membership, version) else {
-            continue;
-        };
-        let Some((mount_root, mount_point)) = mount(&mounts, version) else {
-            continue;
-        };
-        let top = roots
-            .root
-            .join(mount_point.strip_prefix("/").unwrap_or(&mount_point));
-        // In a container the mount may show only a part of the tree: what lies outside cannot be read.
-        let below = Path::new(own)
-            .strip_prefix(&mount_root)
-            .unwrap_or(Path::new(""));
-        // A limit holds for everything below it, so every ancestor counts.
-        for ancestor in below.ancestors() {
-            if let Some(bound) = bound(&top.join(ancestor), version)
-                && tightest.as_ref().is_none_or(|t| bound.left < t.left)
-            {
-                tightest = Some(bound);
-            }
-        }
-    }
-    tightest
-}
-
-/// The process's path in the hierarchy, from `/proc/self/cgroup` (`4:memory:/a/b`, `0::/a/b`).
-fn own_path(membership: &str, version: Version) -> Option<&str> {
-    membership.lines().find_map(|line| {
-        let mut fields = line.splitn(3, ':');
-        let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-        let found = match version {
-            Version::V1 => controllers.split(',').any(|c| c == "memory"),
-            Version::V2 => id == "0" && controllers.is_empty(),
-        };
-        found.then_some(path)
-    })
-}
-
-/// Root and mount point of the hierarchy, from `/proc/self/mountinfo`.
-fn mount(mounts: &str, version: Version) -> Option<(PathBuf, PathBuf)> {
-    mounts.lines().find_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        let mut left = left.split(' ').skip(3);
-        let (root, point) = (left.next()?, left.next()?);
-        let mut right = right.split(' ');
-        let (kind, options) = (right.next()?, right.nth(1)?);
-        let found = match version {
-            Version::V1 => kind == "cgroup" && options.split(',').any(|o| o == "memory"),
-            Version::V2 => kind == "cgroup2",
-        };
-        found.then(|| (PathBuf::from(root), PathBuf::from(point)))
-    })
+    let directories = cgroup::directories(roots, "memory").into_iter();
+    let bounds = directories.filter_map(|(version, dir)| bound(&dir, version));
+    bounds.min_by_key(|bound| bound.left)
 }
 
 /// The limit of one cgroup, if it has one.

@@ -67,8 +67,7 @@ impl Default for ModelOptions {
 impl ModelOptions {
     /// Compute threads to use.
     pub fn threads(&self) -> usize {
-        let cpus = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.unwrap_or_else(cpus)
+        self.threads.unwrap_or_else(crate::cpus::default_threads)
     }
 
     /// The choices that loading depends on.

@@ -149,10 +149,9 @@ pub fn run(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         planned
     } else {
         let stop = interrupt::install().context("cannot handle Ctrl-C")?;
-        let threads = args.threads.map_or_else(
-            || std::thread::available_parallelism().map_or(1, usize::from),
-            usize::from,
-        );
+        let threads = args
+            .threads
+            .map_or_else(colibri_uring::cpus::default_threads, usize::from);
         let bar = progress::bytes(planned.bytes_to_read);
         let done = conversion.run(&Pool::new(threads), &stop, &|bytes| bar.inc(bytes));
         bar.finish_and_clear();

@@ -377,7 +377,7 @@ fn cpu_features() -> Vec<(&'static str, bool)> {
 
 fn cpu() -> Check {
     let features = cpu_features();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = colibri_uring::cpus::default_threads();
     let has = |name| features.contains(&(name, true));
     let names: Vec<&str> = features
         .iter()

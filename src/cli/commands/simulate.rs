@@ -226,7 +226,7 @@ impl Scene {
             (Some(rate), _) => (Some(rate as f64), "given"),
             (None, Some(_)) => (None, "measured"),
             (None, None) => {
-                let threads = std::thread::available_parallelism().map_or(1, usize::from);
+                let threads = colibri_uring::cpus::default_threads();
                 // Read it first: the measurement itself is load.
                 busy = load_above_half(&load_averages(), threads);
                 let rate = kernel_rate(&catalog, &Pool::new(threads));

@@ -254,10 +254,9 @@ pub fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
         shard_bytes,
     })?;
     let stop = interrupt::install().context("cannot handle Ctrl-C")?;
-    let threads = args.threads.map_or_else(
-        || std::thread::available_parallelism().map_or(1, usize::from),
-        usize::from,
-    );
+    let threads = args
+        .threads
+        .map_or_else(colibri_uring::cpus::default_threads, usize::from);
     let made = synth.made();
     let bar = progress::bytes(made.written);
     let written = synth.write(&args.out, &Pool::new(threads), &stop, &|bytes| {

@@ -48,7 +48,7 @@ impl PlanRequest {
             context,
             sequences: 1,
             prompt: 0,
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            threads: crate::cpus::default_threads(),
             dsa: true,
             drafts: 0,
             dense: None,

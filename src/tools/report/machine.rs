@@ -75,7 +75,7 @@ fn processor() -> String {
         let (name, value) = line.split_once(':')?;
         (name.trim() == "model name").then(|| value.trim().to_owned())
     });
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = crate::cpus::default_threads();
     let model = model.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
     format!("{model}, {threads} threads")
 }
