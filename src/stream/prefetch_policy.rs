@@ -404,7 +404,8 @@ impl PrefetchPolicy {
         }
         reads.drained = Some(now);
         let each = (now - reads.began).as_secs_f64() / reads.missing.max(0.5);
-        if waited || each < reads.expert.value {
+        // What was not waited for was read in less time than this.
+        if waited || each < reads.expert.value || reads.expert.count == 0.0 {
             reads.expert.record(each);
         }
     }
@@ -513,6 +514,25 @@ mod tests {
         };
         assert_eq!((0..160).map(|_| asked(1)).sum::<usize>(), 20);
         assert_eq!(asked(2), 1, "another layer has its own record");
+    }
+
+    /// The drive is so fast that no last read is ever waited for.
+    #[test]
+    fn reads_that_are_not_waited_for_are_timed_too() {
+        let mut machine = machine(Lookahead::Auto, 2);
+        let mut prefetches = Vec::new();
+        for _ in 0..100 {
+            let Machine { policy, now } = &mut machine;
+            policy.demanded(1.0, *now);
+            *now += Duration::from_millis(10);
+            policy.drained(false, *now);
+            if policy.candidates(1, *now) > 0 {
+                policy.predict(1, &[0, 1], 2, *now, |_| true, &mut prefetches);
+            }
+            *now += Duration::from_millis(30);
+            policy.routed(1, &[0, 1], 1, *now);
+        }
+        assert_eq!(prefetches, [0, 1]);
     }
 
     #[test]
