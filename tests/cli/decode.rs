@@ -94,6 +94,7 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         "replicas",
         "latency_us",
         "window_bytes",
+        "sparse_attention",
     ];
     wanted.sort_unstable();
     let stats = &report["stats"];
