@@ -581,7 +581,7 @@ impl ExpertStore {
         self.recorder.take()
     }
 
-    /// Takes the trace that [`Options::record`] turned on: when chunks were read, and which experts they and the demands are of.
+    /// Takes the trace that [`colibri_ring::Options::record`] turned on: when chunks were read, and which experts they and the demands are of.
     pub fn take_record(&mut self) -> Option<(Record, DemandTrace)> {
         let trace = self.slabs.trace.take()?;
         // Prefetches may be under way.
