@@ -129,7 +129,7 @@ fn write(
     // Syncing takes as long as the drive does; meanwhile the next bytes are written.
     let (sender, receiver) = sync_channel::<(u64, u64)>(1);
     std::thread::scope(|scope| {
-        let syncing = scope.spawn(move || -> io::Result<()> {
+        let sync = move || -> io::Result<()> {
             for (from, to) in receiver {
                 rustix::fs::fdatasync(out)?;
                 drop_cached(out, from, to - from);
@@ -137,7 +137,11 @@ fn write(
             rustix::fs::fdatasync(out)?;
             drop_cached(out, 0, size);
             Ok(())
-        });
+        };
+        let syncing = std::thread::Builder::new()
+            .name("sync".into())
+            .spawn_scoped(scope, sync)
+            .map_err(failed("start a thread that syncs", part))?;
         let written = move || -> Result<Ended, StageError> {
             // Moved in, so that its end ends the syncing thread.
             let (sender, mut synced) = (sender, from);
