@@ -35,7 +35,7 @@ pub use finding::{Finding, Findings, Kind, Severity};
 pub use header::{MAX_HEADER, Metadata};
 pub(crate) use mirror::is_copy;
 pub use mirror::{Fault, MirrorFile, Refusal, Unserved};
-pub(crate) use part::open_part;
+pub(crate) use part::{open_part, part_of};
 pub(crate) use pieces::Pieces;
 pub use sample::data_sample;
 pub use scan::other_weights;

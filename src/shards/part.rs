@@ -1,12 +1,21 @@
 //! Opens unfinished files under temporary names.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+
+/// The temporary name of a file: hidden, and without the ending of a shard.
+pub(crate) fn part_of(path: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".part");
+    path.with_file_name(name)
+}
 
 /// Opens an unfinished file for reading and writing at its current length, or creates it.
 ///

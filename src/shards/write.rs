@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 
 use super::error::Shown;
-use super::part::open_part;
+use super::part::{open_part, part_of};
 use super::{Dtype, MAX_HEADER, Metadata};
 use crate::atomic_file::{directory, sync_directory};
 
@@ -303,14 +303,6 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
         let _ = fs::remove_file(&part);
         io(source)
     })
-}
-
-/// The temporary name of a file: hidden, and without the ending of a shard.
-fn part_of(path: &Path) -> PathBuf {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(".part");
-    path.with_file_name(name)
 }
 
 /// The header with which [`ShardWriter::create`] begins the file (its length, JSON text and padding), and the number of bytes of data after

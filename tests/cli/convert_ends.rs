@@ -86,6 +86,17 @@ fn what_was_killed_goes_on() {
     }
 }
 
+/// The manifest is written first, under its temporary name.
+#[test]
+fn what_was_killed_before_the_manifest_was_complete_begins_again() {
+    let out = tempfile::tempdir().unwrap();
+    fs::write(out.path().join("..convert.json.part"), "{\"ver").unwrap();
+    let dirs = Saved::named("bf16-shared").dirs;
+    let output = finish(convert(&dirs, out.path(), &SMALL));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(content(out.path()) == undisturbed("bf16-shared"));
+}
+
 #[test]
 fn an_interrupted_container_is_not_mistaken_for_a_model() {
     let model = Saved::named("bf16-shared");

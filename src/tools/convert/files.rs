@@ -9,7 +9,7 @@ use colibri_ring::File;
 
 use super::manifest::{self, Identity, Manifest, SourceFile};
 use super::{ConvertError, Options};
-use crate::shards::write_whole;
+use crate::shards::{part_of, write_whole};
 
 /// Larger than any tokenizer by far, in bytes.
 const MAX_SMALL_FILE: u64 = 256 << 20;
@@ -159,7 +159,8 @@ impl OutDir {
         match fs::read_dir(&self.path) {
             Ok(entries) => {
                 // What was left of a beginning that was interrupted before anything was in place.
-                let left = |entry: &fs::DirEntry| entry.file_name() == ".convert.json.part";
+                let part = part_of(&self.path.join(manifest::NAME));
+                let left = |entry: &fs::DirEntry| entry.path() == part;
                 if entries.flatten().all(|entry| left(&entry)) {
                     return Ok(());
                 }
