@@ -23,7 +23,8 @@ pub enum ModelError {
     },
     /// A hidden state is infinite or NaN, so no later number means anything.
     #[error(
-        "layer {layer}: its {block} makes the hidden state {value} at position {position}: weights of this layer are damaged or          overflow; compare its files with their source, or fetch them again"
+        "layer {layer}: its {block} makes the hidden state {value} at position {position}: weights of this layer are damaged or \
+         overflow; compare its files with their source, or fetch them again"
     )]
     HiddenState {
         /// The layer.
@@ -37,7 +38,8 @@ pub enum ModelError {
     },
     /// A logit is infinite or NaN though the hidden state of the last layer is finite.
     #[error(
-        "the logit of token {token} is {value} at position {position}, though the output of the last layer, {layer}, is finite:          the final norm or the head is damaged or overflows; compare their files with their source, or fetch them again"
+        "the logit of token {token} is {value} at position {position}, though the output of the last layer, {layer}, is finite: \
+         the final norm or the head is damaged or overflows; compare their files with their source, or fetch them again"
     )]
     Logit {
         /// The token.

@@ -244,7 +244,10 @@ fn measure(
     let mut measured = Vec::new();
     let mut left_out: Vec<(Reader, bool)> = Vec::new();
     let mut failed = None;
+    // Where --direct is auto, and such reads have been refused.
+    let mut refused = false;
     for mut run in runs {
+        run.direct &= !refused;
         let kind = (run.reader, run.direct);
         if left_out.contains(&kind) {
             bar.inc(1);
@@ -261,7 +264,7 @@ fn measure(
             (&outcome, args.direct)
         {
             tracing::warn!("reads go through the page cache: {error}");
-            run.direct = false;
+            (refused, run.direct) = (true, false);
             outcome = unless_stopped(target, &run, &stop);
         }
         let Some(outcome) = outcome else {

@@ -1,5 +1,7 @@
 //! Measures a drive: drops its files from the page cache or bypasses it, then reads random blocks for some time.
 
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,15 +49,6 @@ impl Target {
             DirectMode::Off
         };
         Files::new(copies.collect(), mode)
-    }
-
-    /// A file system that opens with O_DIRECT has refused such a read.
-    fn refused(&self, reason: &str) -> ProfileError {
-        let path = self.files.first().map(|file| file.path().to_owned());
-        ProfileError::Direct(DirectRefused {
-            path: path.unwrap_or_default(),
-            reason: format!("O_DIRECT reads fail: {reason}"),
-        })
     }
 
     /// Drops the files from the page cache, and checks a sample.
@@ -111,7 +104,7 @@ impl Target {
                 let reads =
                     tokio_read::read(&files, run.queue_depth, buffers, times, next, cpu_time)
                         .map_err(|error| match run.direct && is_refusal(&error) {
-                            true => self.refused(&error.to_string()),
+                            true => refused(self.files[0].path(), &error),
                             false => ProfileError::Tokio(error),
                         })?;
                 return Ok(ProfileOutcome {
@@ -154,7 +147,7 @@ impl Target {
         let measured =
             measure::read(&files, load, next, |_, _| ()).map_err(|error| match &error {
                 EngineError::Read(read) if run.direct && is_refusal(&read.source) => {
-                    self.refused(&read.source.to_string())
+                    refused(&read.path, &read.source)
                 }
                 _ => error.into(),
             })?;
@@ -165,6 +158,14 @@ impl Target {
             latency_us: measured.latency_us,
         })
     }
+}
+
+/// A file system that opens with O_DIRECT has refused such a read.
+fn refused(path: &Path, error: &io::Error) -> ProfileError {
+    ProfileError::Direct(DirectRefused {
+        path: path.to_owned(),
+        reason: format!("O_DIRECT reads fail: {error}"),
+    })
 }
 
 impl Blocks {
