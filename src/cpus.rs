@@ -49,17 +49,9 @@ mod tests {
 
     /// Threads of a process in the group `/a/b` on a machine with `cpus` CPUs, where these files exist.
     fn threads(cpus: usize, mount: &str, files: &[(&str, &str)]) -> usize {
-        let dir = tempfile::tempdir().unwrap();
         let membership = ("proc/self/cgroup", "3:cpu,cpuacct:/a/b\n0::/a/b\n");
-        for (path, text) in [&[("proc/self/mountinfo", mount), membership], files].concat() {
-            let path = dir.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        let roots = Roots {
-            proc: dir.path().join("proc"),
-            root: dir.path().to_owned(),
-        };
+        let files = [&[("proc/self/mountinfo", mount), membership], files].concat();
+        let (_dir, roots) = Roots::fake(&files);
         threads_within(cpus, &roots)
     }
 

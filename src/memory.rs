@@ -37,6 +37,24 @@ pub struct Roots {
     pub root: PathBuf,
 }
 
+#[cfg(test)]
+impl Roots {
+    /// A tree of files under a temporary directory that stands for `/`.
+    pub(crate) fn fake(files: &[(&str, &str)]) -> (tempfile::TempDir, Roots) {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let roots = Roots {
+            proc: dir.path().join("proc"),
+            root: dir.path().to_owned(),
+        };
+        (dir, roots)
+    }
+}
+
 impl Default for Roots {
     fn default() -> Roots {
         Roots {
@@ -194,21 +212,6 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A tree of files under a temporary directory that stands for `/`.
-    fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Roots) {
-        let dir = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = dir.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        let roots = Roots {
-            proc: dir.path().join("proc"),
-            root: dir.path().to_owned(),
-        };
-        (dir, roots)
-    }
-
     const MEMINFO: (&str, &str) = (
         "proc/meminfo",
         "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvailable:    8388608 kB\n",
@@ -220,7 +223,7 @@ mod tests {
 
     #[test]
     fn without_cgroups_the_machine_is_the_bound() {
-        let (_dir, roots) = machine(&[MEMINFO]);
+        let (_dir, roots) = Roots::fake(&[MEMINFO]);
         let available = available(&roots).unwrap();
         assert_eq!(available.mem_available, 8 << 30);
         assert_eq!(available.cgroup, None);
@@ -231,7 +234,7 @@ mod tests {
     fn no_memory_at_all_is_a_broken_probe() {
         let zero = "MemTotal: 16777216 kB\nMemAvailable:        0 kB\n";
         for text in [zero, "MemTotal: 16777216 kB\n", ""] {
-            let (_dir, roots) = machine(&[("proc/meminfo", text)]);
+            let (_dir, roots) = Roots::fake(&[("proc/meminfo", text)]);
             let error = available(&roots).unwrap_err().to_string();
             assert!(error.contains("MemAvailable"), "{error}");
         }
@@ -239,7 +242,7 @@ mod tests {
 
     #[test]
     fn an_ancestor_may_be_the_tightest() {
-        let (dir, roots) = machine(&[
+        let (dir, roots) = Roots::fake(&[
             MEMINFO,
             V2_MOUNT,
             ("proc/self/cgroup", "0::/user.slice/app\n"),
@@ -261,7 +264,7 @@ mod tests {
 
     #[test]
     fn memory_high_bounds_too() {
-        let (_dir, roots) = machine(&[
+        let (_dir, roots) = Roots::fake(&[
             MEMINFO,
             V2_MOUNT,
             ("proc/self/cgroup", "0::/\n"),
@@ -276,7 +279,7 @@ mod tests {
 
     #[test]
     fn version_1_in_a_container_that_sees_its_part_of_the_tree() {
-        let (_dir, roots) = machine(&[
+        let (_dir, roots) = Roots::fake(&[
             MEMINFO,
             (
                 "proc/self/mountinfo",
@@ -319,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_meminfo_is_an_error() {
-        let (_dir, roots) = machine(&[]);
+        let (_dir, roots) = Roots::fake(&[]);
         let error = available(&roots).unwrap_err().to_string();
         assert!(error.contains("meminfo"));
     }

@@ -16,7 +16,7 @@ mod whole;
 
 pub use counts::{Count, Counts};
 pub use damage::{Damage, Zeros};
-pub(crate) use damage::{Scan, check_sample};
+pub(crate) use damage::{check_read, check_sample};
 pub use error::WeightError;
 pub use load::{Loader, resident_bytes};
 pub use matrix::Weight;

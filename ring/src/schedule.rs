@@ -263,8 +263,7 @@ impl Scheduler {
                     drive: route.drive,
                     priority,
                     since: now,
-                    expected: self.fleet.expected(route.drive, waiting.len()),
-                    probe: false,
+                    probe: None,
                 };
                 return Some(self.launch(flight));
             }
@@ -309,8 +308,8 @@ impl Scheduler {
             .take()
             .expect("only what was launched ends");
         self.free_ids.push(ended.id);
-        if flight.probe {
-            self.end_probe(flight, ended, now);
+        if let Some(expected) = flight.probe {
+            self.end_probe(flight, expected, ended, now);
             return;
         }
         let flight_bytes = flight.waiting.len();

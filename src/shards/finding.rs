@@ -174,6 +174,12 @@ impl Findings {
         self.only(&[Severity::Error])
     }
 
+    /// Those that keep the model from running or from drafting.
+    #[must_use]
+    pub fn lacks(&self) -> Findings {
+        self.only(&[Severity::Error, Severity::Drafts])
+    }
+
     /// Whether nothing was found.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -54,13 +54,8 @@ pub(super) fn reads_as_zeros(file: &File, range: &Range<u64>) -> bool {
 impl Shards {
     /// The tensors of a file that are partly or wholly in holes, with the bytes of the file that are.
     pub fn holes(&self, file: usize) -> Vec<(Tensor<'_>, Range<u64>)> {
-        let tensors = &self.index.tensors;
-        let first = tensors.partition_point(|entry| (entry.file as usize) < file);
-        let of_file = tensors[first..]
-            .iter()
-            .take_while(|entry| entry.file as usize == file);
-        let start = of_file.clone().map(|entry| entry.offset).min();
-        let Some(start) = start else {
+        let of_file = self.of_file(file);
+        let Some(start) = of_file.iter().map(|entry| entry.offset).min() else {
             return Vec::new();
         };
         let holes = holes(&self.files[file], start);

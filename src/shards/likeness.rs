@@ -65,19 +65,14 @@ impl Shards {
     /// Why a copy of a file cannot have the same weights.
     fn unlike(&self, file: usize, copy: usize) -> Option<Refusal> {
         let (primary, copy) = (&self.files[file], &self.copies[file][copy].file);
-        let tensors = &self.index.tensors;
-        let first = tensors.partition_point(|entry| (entry.file as usize) < file);
-        let of_file = tensors[first..]
-            .iter()
-            .take_while(|entry| entry.file as usize == file);
-        let of_file: Vec<&TensorEntry> = of_file.collect();
+        let of_file = self.of_file(file);
         let start = of_file.iter().map(|entry| entry.offset).min()?;
         // A tool that copies zeros as holes is no reason.
         let hole = |hole| !reads_as_zeros(primary, hole);
         if holes(copy, start).iter().any(hole) {
             return Some(Refusal::Hole);
         }
-        let kinds = self.kinds(&of_file);
+        let kinds = self.kinds(of_file);
         match same_data(primary, copy, start, &kinds) {
             Ok(true) => None,
             Ok(false) => Some(Refusal::Content),
@@ -86,7 +81,7 @@ impl Shards {
     }
 
     /// Where the first tensor of each type and shape begins.
-    fn kinds(&self, tensors: &[&TensorEntry]) -> Vec<u64> {
+    fn kinds(&self, tensors: &[TensorEntry]) -> Vec<u64> {
         let mut seen: HashSet<(Dtype, &[u64])> = HashSet::new();
         let kinds = tensors.iter().filter(|entry| {
             entry.bytes > 0 && seen.insert((entry.dtype, entry.shape(&self.index.shapes)))

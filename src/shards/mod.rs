@@ -327,6 +327,14 @@ impl Shards {
         self.read_ahead[file]
     }
 
+    /// The tensors of a file.
+    fn of_file(&self, file: usize) -> &[TensorEntry] {
+        let tensors = &self.index.tensors;
+        let first = tensors.partition_point(|entry| (entry.file as usize) < file);
+        let end = tensors.partition_point(|entry| entry.file as usize <= file);
+        &tensors[first..end]
+    }
+
     fn tensor(&self, entry: &TensorEntry) -> Tensor<'_> {
         Tensor {
             name: entry.name(&self.index.names),

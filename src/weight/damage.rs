@@ -90,7 +90,7 @@ pub fn check(bytes: &[u8], format: Option<Format>, zeros: Zeros) -> Result<(), D
 
 /// Checks a tensor whose bytes come in order, piece by piece.
 #[derive(Debug)]
-pub struct Scan {
+struct Scan {
     format: Option<Format>,
     zeros: Zeros,
     /// Bytes so far.
@@ -125,7 +125,7 @@ impl Runs {
 
 impl Scan {
     /// Of a matrix stored in `format`, or of scales where that is `None`.
-    pub fn new(format: Option<Format>, zeros: Zeros) -> Scan {
+    fn new(format: Option<Format>, zeros: Zeros) -> Scan {
         Scan {
             format,
             zeros,
@@ -139,7 +139,7 @@ impl Scan {
     ///
     /// # Errors
     /// The first value that is infinite or NaN.
-    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Damage> {
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), Damage> {
         let base = self.len;
         self.len += bytes.len();
         let format = self.format.unwrap_or(Format::F32);
@@ -176,7 +176,7 @@ impl Scan {
     ///
     /// # Errors
     /// More of them than the tensor may have.
-    pub fn finish(self) -> Result<(), Damage> {
+    fn finish(self) -> Result<(), Damage> {
         let Scan { zeros, len, .. } = self;
         if zeros == Zeros::Any {
             return Ok(());
@@ -202,6 +202,27 @@ impl Scan {
             false => Ok(()),
         }
     }
+}
+
+/// As [`check`], of a tensor of `len` bytes that `read` gives piece by piece.
+///
+/// # Errors
+/// Those of `read`, and damage as `damaged` tells it.
+pub fn check_read<E>(
+    format: Option<Format>,
+    zeros: Zeros,
+    len: u64,
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+    damaged: impl Fn(Damage) -> E,
+) -> Result<(), E> {
+    const PIECE: u64 = 1 << 20;
+    let (mut scan, mut piece) = (Scan::new(format, zeros), Vec::new());
+    for at in (0..len).step_by(PIECE as usize) {
+        piece.resize(PIECE.min(len - at) as usize, 0);
+        read(at, &mut piece)?;
+        scan.feed(&piece).map_err(&damaged)?;
+    }
+    scan.finish().map_err(damaged)
 }
 
 /// Whether [`check`] may find something in a tensor that `piece` is a part of. Reads at the speed of memory; a `piece` may begin and end

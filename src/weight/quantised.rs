@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::damage::{Scan, Zeros};
+use super::damage::{Zeros, check_read};
 use super::error::WeightError;
 use super::role::{Role, role};
 use super::rows::{Block, Piece, Rows, RowsError};
@@ -202,18 +202,12 @@ fn read_again(
     format: Option<Format>,
     zeros: Zeros,
 ) -> Result<(), WeightError> {
-    const PIECE: u64 = 1 << 20;
     let damaged = |found| {
         let name = tensor.name.into();
         WeightError::Damaged { name, found }.in_file(shards, tensor.file)
     };
-    let (mut scan, mut piece) = (Scan::new(format, zeros), Vec::new());
-    for at in (0..tensor.bytes).step_by(PIECE as usize) {
-        piece.resize(PIECE.min(tensor.bytes - at) as usize, 0);
-        shards.read_part(tensor, at, &mut piece, Cache::Drop)?;
-        scan.feed(&piece).map_err(damaged)?;
-    }
-    scan.finish().map_err(damaged)
+    let read = |at, piece: &mut [u8]| Ok(shards.read_part(tensor, at, piece, Cache::Drop)?);
+    check_read(format, zeros, tensor.bytes, read, damaged)
 }
 
 /// Quantises the matrix that `read` gives into `made`, in blocks of rows, a block a thread at a time. `blocks` keeps the buffers of

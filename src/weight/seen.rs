@@ -36,7 +36,7 @@ impl Seen {
         }
     }
 
-    /// Whether [`damage::Scan`] may find something.
+    /// Whether [`damage::check`] may find something.
     pub fn is_suspicious(&self) -> bool {
         self.suspicious.load(Ordering::Relaxed)
     }

@@ -42,52 +42,25 @@ struct Args {
 struct Case {
     name: &'static str,
     /// Arguments, in which MODEL and OUT stand for directories.
-    arguments: &'static [&'static str],
+    arguments: &'static str,
 }
 
 const CASES: [Case; 4] = [
     Case {
         name: "decode",
-        arguments: &[
-            "decode",
-            "--model",
-            "MODEL",
-            "--prompt-ids",
-            "1,2,3",
-            "-n",
-            "8",
-            "--cache-slots",
-            "4",
-            "--kv",
-            "OUT/kv",
-        ],
+        arguments: "decode --model MODEL --prompt-ids 1,2,3 -n 8 --cache-slots 4 --kv OUT/kv",
     },
     Case {
         name: "pread",
-        arguments: &[
-            "decode",
-            "--model",
-            "MODEL",
-            "--prompt-ids",
-            "1,2,3",
-            "-n",
-            "8",
-            "--cache-slots",
-            "4",
-            "--engine",
-            "pread",
-            "--no-usage",
-        ],
+        arguments: "decode --model MODEL --prompt-ids 1,2,3 -n 8 --cache-slots 4 --engine pread --no-usage",
     },
     Case {
         name: "convert",
-        arguments: &["convert", "MODEL", "OUT/out", "--experts", "int4"],
+        arguments: "convert MODEL OUT/out --experts int4",
     },
     Case {
         name: "stage",
-        arguments: &[
-            "mirror", "stage", "--model", "MODEL", "--to", "OUT/out", "--force",
-        ],
+        arguments: "mirror stage --model MODEL --to OUT/out --force",
     },
 ];
 
@@ -268,7 +241,7 @@ impl Campaign {
                 command
             }
         };
-        for argument in case.arguments {
+        for argument in case.arguments.split(' ') {
             command.arg(
                 argument
                     .replace("MODEL", &model.to_string_lossy())

@@ -198,14 +198,6 @@ impl Fleet {
         self.offers.get(drive).is_none_or(|offer| offer.capacity)
     }
 
-    /// Seconds that a read takes on a drive.
-    pub(super) fn expected(&self, drive: usize, len: u64) -> f64 {
-        let offer = self.offers.get(drive);
-        offer
-            .and_then(|offer| Some(offer.line?.seconds(offer.in_flight + len)))
-            .unwrap_or(f64::INFINITY)
-    }
-
     /// Counts a read of `bytes` that a drive has ended, and that brought `delivered` bytes.
     pub(super) fn complete(&mut self, drive: usize, bytes: u64, delivered: u64, now: Duration) {
         /// Bytes after which what was read before has half of its weight.

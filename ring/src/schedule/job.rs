@@ -82,8 +82,6 @@ pub(super) struct InFlight {
     pub(super) drive: usize,
     pub(super) priority: Priority,
     pub(super) since: Duration,
-    /// Seconds that it was expected to take.
-    pub(super) expected: f64,
-    /// It only measures its drive: no slab waits for it.
-    pub(super) probe: bool,
+    /// It only measures its drive: no slab waits for it. The seconds that it is expected to take.
+    pub(super) probe: Option<f64>,
 }

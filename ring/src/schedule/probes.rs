@@ -87,8 +87,7 @@ impl Scheduler {
             drive,
             priority: Priority::Preload,
             since: now,
-            expected: line.map_or(f64::INFINITY, |line| line.seconds(chunk.len)),
-            probe: true,
+            probe: Some(line.map_or(f64::INFINITY, |line| line.seconds(chunk.len))),
         };
         Some(self.launch(flight))
     }
@@ -133,8 +132,14 @@ impl Scheduler {
         Some((chunk, copy(chunk.file)?))
     }
 
-    /// Takes the end of a probe. A copy that fails is avoided from now on.
-    pub(super) fn end_probe(&mut self, flight: InFlight, ended: Completion, now: Duration) {
+    /// Takes the end of a probe that was expected to take `expected` seconds. A copy that fails is avoided from now on.
+    pub(super) fn end_probe(
+        &mut self,
+        flight: InFlight,
+        expected: f64,
+        ended: Completion,
+        now: Duration,
+    ) {
         let chunk = flight.waiting.chunk;
         let route = &mut self.files[chunk.file as usize][flight.copy as usize];
         let end = (chunk.offset + chunk.len).min(route.replica.file.size());
@@ -143,8 +148,7 @@ impl Scheduler {
         let outcome = outcome(ended.result, requested, self.align);
         let delivered = outcome.bytes();
         drive.complete(chunk.len, delivered, now);
-        let faster =
-            now.saturating_sub(flight.since).as_secs_f64() < Probes::FASTER * flight.expected;
+        let faster = now.saturating_sub(flight.since).as_secs_f64() < Probes::FASTER * expected;
         if let Some(probes) = &mut self.probes {
             let probing = &mut probes.drives[flight.drive];
             probing.ended = probing.ended.saturating_add(1);

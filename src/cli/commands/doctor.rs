@@ -158,18 +158,14 @@ fn model(dirs: &[PathBuf], checks: &mut Vec<Check>) -> anyhow::Result<()> {
     if findings.errors().is_empty() {
         checks.push(model_memory(&config, &shards)?);
     }
-    let lacks = lacks(&findings);
+    let lacks = findings.lacks();
     ensure!(lacks.is_empty(), "{lacks}");
     Ok(())
 }
 
-fn lacks(findings: &Findings) -> Findings {
-    findings.only(&[Severity::Error, Severity::Drafts])
-}
-
 /// Whether all tensors and files of a model are usable.
 fn weights(findings: &Findings) -> Check {
-    let lacks = lacks(findings);
+    let lacks = findings.lacks();
     let (warnings, notes) = (
         findings.only(&[Severity::Warning]),
         findings.only(&[Severity::Note]),

@@ -12,7 +12,7 @@ use colibri_ring::EngineKind;
 use colibri_uring::arch::{Architecture, Part, TensorId, parse_any};
 use colibri_uring::model::{prediction, resident_formats};
 use colibri_uring::quant::Format;
-use colibri_uring::shards::{Findings, Severity, Shards, Tensor};
+use colibri_uring::shards::{Findings, Shards, Tensor};
 use colibri_uring::stream::Catalog;
 use colibri_uring::stream::catalog::Projection;
 use colibri_uring::weight::{self, Counts, owner_of_scales};
@@ -84,7 +84,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
         Some(config) => weight::findings(&shards, config)?,
         None => shards.findings().clone(),
     };
-    let lacks = findings.only(&[Severity::Error, Severity::Drafts]);
+    let lacks = findings.lacks();
     // Formats follow from sizes, so they need a whole model.
     let whole = config.as_ref().filter(|_| lacks.is_empty());
     let packed = whole.map_or_else(HashMap::new, |config| {

@@ -14,7 +14,7 @@ use super::header::header_of;
 use super::plan::{self, Notes, Shard, Span};
 use super::{ConvertError, Options, Recipe, Summary, shard_path};
 use crate::arch::Architecture;
-use crate::shards::{Severity, Shards, data_sample, write_whole};
+use crate::shards::{Shards, data_sample, write_whole};
 use crate::weight;
 
 /// Name of the file; hidden, and not that of a shard.
@@ -95,7 +95,7 @@ impl Manifest {
         let arch = Architecture::load(&options.sources[0])?;
         let shards = Shards::open_partial(&options.sources, &[], EngineKind::Auto)?;
         let found = weight::findings(&shards, &arch)?;
-        let lacks = found.only(&[Severity::Error, Severity::Drafts]);
+        let lacks = found.lacks();
         if !lacks.is_empty() {
             return Err(ConvertError::NotWhole(lacks));
         }

@@ -15,7 +15,7 @@ use crate::pool::Pool;
 use crate::quant::Format;
 use crate::quant::encode::NotFinite;
 use crate::shards::{Pieces, ShardWriter};
-use crate::weight::{Block, Piece, RowsError, Scan, Seen, Zeros};
+use crate::weight::{Block, Piece, RowsError, Seen, Zeros, check_read};
 
 /// Bytes of a piece that is only copied.
 const COPY: u64 = 4 << 20;
@@ -44,7 +44,7 @@ impl Watched {
     }
 }
 
-/// How a piece of an item is stored, for [`Scan`]; `None` for what may be anything.
+/// How a piece of an item is stored, for [`check_read`]; `None` for what may be anything.
 fn kind(item: &Item, piece: Piece) -> Option<Option<Format>> {
     match piece {
         Piece::Weights => item.source_format().map(Some),
@@ -77,13 +77,8 @@ fn check(shard: &Shard, seen: &[Watched], sources: &Sources) -> Result<(), Conve
                 name: item.weights.name.clone(),
                 found,
             };
-            let (mut scan, mut block) = (Scan::new(format, zeros), Vec::new());
-            for at in (0..span.bytes).step_by(COPY as usize) {
-                block.resize(COPY.min(span.bytes - at) as usize, 0);
-                read(sources, Some(span), at, &mut block)?;
-                scan.feed(&block).map_err(damaged)?;
-            }
-            scan.finish().map_err(damaged)?;
+            let read = |at, block: &mut [u8]| read(sources, Some(span), at, block);
+            check_read(format, zeros, span.bytes, read, damaged)?;
         }
     }
     Ok(())

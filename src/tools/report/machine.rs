@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytesize::ByteSize;
-use colibri_ring::File;
 use colibri_ring::probe::{self, huge};
+use colibri_ring::{File, mount_of};
 
 use crate::memory::{self, Roots};
 
@@ -104,7 +104,10 @@ fn huge_pages() -> String {
 
 fn drive(file: &File) -> String {
     let mount = mount_of(file.path());
-    let (source, kind) = mount.unwrap_or_else(|| ("unknown".into(), "unknown".into()));
+    let (source, kind) = mount.map_or_else(
+        || ("unknown".into(), "unknown".into()),
+        |mount| (mount.source.display().to_string(), mount.kind),
+    );
     let direct = match file.direct_fd() {
         Ok((_, align)) => format!("O_DIRECT with offsets aligned to {} bytes", align.offset),
         Err(reason) => format!("no O_DIRECT: {reason}"),
@@ -132,30 +135,6 @@ fn block_device(drive: u64) -> Option<String> {
     (!words.is_empty()).then(|| words.join(", "))
 }
 
-/// Source and type of the file system that holds a path.
-fn mount_of(path: &Path) -> Option<(String, String)> {
-    let path = fs::canonicalize(path).ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    find_mount(&mounts, &path)
-}
-
-fn find_mount(mounts: &str, path: &Path) -> Option<(String, String)> {
-    let parsed = mounts.lines().filter_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        // The kernel writes a space as \040.
-        let point = PathBuf::from(left.split(' ').nth(4)?.replace("\\040", " "));
-        let mut right = right.split(' ');
-        let kind = right.next()?.to_owned();
-        let source = right.next()?.to_owned();
-        Some((point, source, kind))
-    });
-    // The deepest mount point; of several at one place the last one is on top.
-    parsed
-        .filter(|(point, ..)| path.starts_with(point))
-        .max_by_key(|(point, ..)| point.components().count())
-        .map(|(_, source, kind)| (source, kind))
-}
-
 fn human(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()
 }
@@ -181,17 +160,5 @@ mod tests {
         assert_eq!(drives.len(), 1, "{facts:?}");
         let [a, b, c] = ["a", "b", "c"].map(|name| dir.path().join(name).display().to_string());
         assert_eq!(drives[0].0, format!("Drive of {a}, {b} and {c}"));
-    }
-
-    #[test]
-    fn the_deepest_mount_holds_a_path() {
-        let mounts = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
-                      2 1 8:2 / /a\\040b rw - xfs /dev/nvme0n1p1 rw\n\
-                      3 1 8:3 / /a rw - btrfs /dev/sdb rw\n";
-        let found = |path: &str| find_mount(mounts, Path::new(path)).unwrap().0;
-        assert_eq!(found("/x/y"), "/dev/sda1");
-        assert_eq!(found("/a b/c"), "/dev/nvme0n1p1");
-        assert_eq!(found("/a/c"), "/dev/sdb");
-        assert_eq!(found("/ab"), "/dev/sda1");
     }
 }

@@ -53,6 +53,32 @@ impl ModelDir {
     }
 }
 
+/// A directory of which the fuzzer writes one of two files; the other is the fixture's.
+#[derive(Debug)]
+pub struct OneOfTwo {
+    dir: ModelDir,
+    files: [(&'static str, Vec<u8>); 2],
+}
+
+impl OneOfTwo {
+    /// A copy of `tests/fixtures/FIXTURE` and the names of the two files.
+    pub fn new(fixture: &str, names: [&'static str; 2]) -> OneOfTwo {
+        let dir = ModelDir::copy_of(fixture);
+        let files = names.map(|name| (name, dir.read(name)));
+        OneOfTwo { dir, files }
+    }
+
+    /// Writes both files. The first byte of `data` chooses: the first file is the rest if it is even, else the second.
+    pub fn write(&self, data: &[u8]) -> Option<&ModelDir> {
+        let (which, data) = data.split_first()?;
+        for (i, (name, own)) in self.files.iter().enumerate() {
+            let chosen = usize::from(which % 2) == i;
+            self.dir.write(name, if chosen { data } else { own });
+        }
+        Some(&self.dir)
+    }
+}
+
 /// Applies the edits that `data` describes: an offset (2 bytes), a length (1), the bytes. So few bytes of input reach every byte of a
 /// file that is much larger.
 pub fn edit(file: &mut Vec<u8>, mut data: &[u8]) {

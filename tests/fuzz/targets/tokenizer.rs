@@ -3,38 +3,27 @@
 
 use std::cell::LazyCell;
 
-use colibri_fuzz::ModelDir;
+use colibri_fuzz::OneOfTwo;
 use colibri_uring::Tokenizer;
 use colibri_uring::runtime::template::ChatTemplate;
 use libfuzzer_sys::{Corpus, fuzz_target};
 
 thread_local! {
-    static DIR: LazyCell<(ModelDir, Vec<u8>, Vec<u8>)> = LazyCell::new(|| {
-        let dir = ModelDir::copy_of("tiny-text");
-        let (settings, tokenizer) = (dir.read("tokenizer_config.json"), dir.read("tokenizer.json"));
-        (dir, settings, tokenizer)
-    });
+    static FILES: LazyCell<OneOfTwo> = LazyCell::new(|| OneOfTwo::new("tiny-text", ["tokenizer_config.json", "tokenizer.json"]));
 }
 
 fuzz_target!(|data: &[u8]| -> Corpus {
-    let Some((which, data)) = data.split_first() else {
-        return Corpus::Reject;
-    };
-    DIR.with(|dir| {
-        let (dir, settings, tokenizer) = &**dir;
-        let changed = which % 2 == 0;
-        dir.write(
-            "tokenizer_config.json",
-            if changed { data } else { settings },
-        );
-        dir.write("tokenizer.json", if changed { tokenizer } else { data });
+    FILES.with(|files| {
+        let Some(dir) = files.write(data) else {
+            return Corpus::Reject;
+        };
         let _ = ChatTemplate::load(dir.path());
         let Ok(Some(tokenizer)) = Tokenizer::load(dir.path()) else {
-            return;
+            return Corpus::Keep;
         };
         if let Ok(ids) = tokenizer.encode("The hummingbird <|user|> \u{1f426} hovers.\n") {
             let _ = tokenizer.decode(&ids);
         }
-    });
-    Corpus::Keep
+        Corpus::Keep
+    })
 });
