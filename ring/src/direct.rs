@@ -39,7 +39,7 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 impl Direct {
     /// Opens the O_DIRECT descriptor of the file that is open as `buffered`, or says in words why its reads would go through the page
-    /// cache anyway. Reads four blocks.
+    /// cache anyway. Reads at most four blocks.
     pub(crate) fn open(path: &Path, buffered: &File) -> Result<Direct, String> {
         let file = OpenOptions::new()
             .read(true)
@@ -81,12 +81,14 @@ fn direct_align(file: &File) -> Result<DirectAlign, String> {
     })
 }
 
-/// Reads a few blocks: some file systems open with O_DIRECT and refuse the read, others serve it through the page cache (btrfs, where
-/// it has compressed). Parts of a file may be compressed and others not, so the blocks lie all over it.
+/// Reads blocks until one bypasses the page cache, at most four: some file systems open with O_DIRECT and refuse the read, others serve it
+/// through the page cache (btrfs, where it has compressed). Parts of a file may be compressed and others not, so the blocks lie all over it.
 fn probe(direct: &File, buffered: &File, align: DirectAlign) -> Result<(), String> {
     const BLOCKS: u64 = 4;
     /// Larger alignments are reported by no file system, and are not used.
     const MOST: usize = 64 << 10;
+    /// Other processes that probe the file at this moment put blocks into the cache, too: of a smaller file perhaps all.
+    const CONCLUSIVE: u64 = 4 << 20;
     let block = (align.offset.max(align.memory) as usize).max(4096);
     let size = buffered.metadata().map_or(0, |meta| meta.len());
     let blocks = size / block as u64;
@@ -98,7 +100,6 @@ fn probe(direct: &File, buffered: &File, align: DirectAlign) -> Result<(), Strin
     let Some(memory) = memory.get_mut(start..start + block) else {
         return Ok(());
     };
-    let mut through_cache = 0;
     let probed = BLOCKS.min(blocks);
     for i in 0..probed {
         let offset = (2 * i + 1) * blocks / (2 * probed) * block as u64;
@@ -110,20 +111,19 @@ fn probe(direct: &File, buffered: &File, align: DirectAlign) -> Result<(), Strin
             }
             _ => {}
         }
-        if is_cached(buffered, offset) == Some(true) {
+        let mut cached = is_cached(buffered, offset) == Some(true);
+        if cached {
             drop_range(buffered, offset, block);
             // What cannot be dropped was there before: another process has mapped it, or it is being written.
-            through_cache += u64::from(is_cached(buffered, offset) == Some(false));
+            cached = is_cached(buffered, offset) == Some(false);
         }
         // Asking may have started a read.
         drop_range(buffered, offset, block);
+        if !cached || size < CONCLUSIVE {
+            return Ok(());
+        }
     }
-    // Other processes that probe the file at this moment put blocks into the cache, too: of a small file perhaps all.
-    const CONCLUSIVE: u64 = 4 << 20;
-    if size >= CONCLUSIVE && through_cache == probed {
-        return Err("the file system serves O_DIRECT reads of it from the page cache".into());
-    }
-    Ok(())
+    Err("the file system serves O_DIRECT reads of it from the page cache".into())
 }
 
 fn drop_range(file: &File, offset: u64, len: usize) {

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use crate::device::EngineKind;
 use crate::extent::{Layout, Range, RangeError};
@@ -93,6 +95,27 @@ pub struct DirectRefused {
     pub reason: String,
 }
 
+/// Opens the O_DIRECT descriptors of all copies at the same time: each open probes its file with a read.
+fn open_direct(replicas: &[Replicas], mode: DirectMode) {
+    const THREADS: usize = 8;
+    let copies: Vec<&Replica> = (replicas.iter().flatten())
+        .filter(|copy| copy.direct.unwrap_or(mode) != DirectMode::Off)
+        .collect();
+    let next = AtomicUsize::new(0);
+    let open = || {
+        while let Some(copy) = copies.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let _ = copy.file.direct_fd();
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..THREADS.min(copies.len()) {
+            // Without the thread, the others have more to open.
+            let _ = thread::Builder::new().spawn_scoped(scope, open);
+        }
+        open();
+    });
+}
+
 impl Files {
     /// Decides for each copy whether it is read with O_DIRECT. Logs one warning a source where O_DIRECT is refused.
     ///
@@ -106,6 +129,7 @@ impl Files {
             replicas.iter().all(|copies| copies.len() <= MAX_COPIES),
             "a file has more than {MAX_COPIES} copies"
         );
+        open_direct(&replicas, mode);
         let mut warned = BTreeSet::new();
         let mut align = SLAB_ALIGN as u64;
         let mut access_of = |replica: &Replica| {

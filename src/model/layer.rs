@@ -21,6 +21,8 @@ pub struct LoadOptions {
     pub threads: usize,
     /// Whether resident weights are read around the page cache, where the file system allows it.
     pub direct: bool,
+    /// Whether resident weights are summed up for [`Weights::digest`](crate::model::Weights::digest). Costs a tenth of a second for each GB.
+    pub digest: bool,
 }
 
 impl Default for LoadOptions {
@@ -31,6 +33,7 @@ impl Default for LoadOptions {
             activations: Activations::Exact,
             threads: 1,
             direct: true,
+            digest: true,
         }
     }
 }

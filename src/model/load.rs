@@ -25,7 +25,7 @@ pub struct Weights {
     pub(super) rope: Rope,
     sparsity: Sparsity,
     resident_bytes: u64,
-    digest: u32,
+    digest: Option<u32>,
 }
 
 /// Weights that stay in memory.
@@ -98,6 +98,9 @@ impl Weights {
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Weights, ModelError> {
         let mut loader = Loader::new(shards, &arch)?.multiplying(options.activations);
+        if options.digest {
+            loader = loader.digesting();
+        }
         if let Some(dense) = options.dense {
             loader = loader.quantising(dense, options.threads);
         }
@@ -136,8 +139,8 @@ impl Weights {
     }
 
     /// One number for the content of all resident tensors, those of the prediction layer excepted. It depends on nothing else: not on
-    /// files, copies, threads, or what matrices became at load.
-    pub fn digest(&self) -> u32 {
+    /// files, copies, threads, or what matrices became at load. `None` without [`LoadOptions::digest`].
+    pub fn digest(&self) -> Option<u32> {
         self.digest
     }
 

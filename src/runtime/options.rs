@@ -41,6 +41,9 @@ pub struct ModelOptions {
     pub activations: Activations,
     /// How many tokens the prediction layer drafts for each pass. `Auto` leaves the layer out where it is missing, damaged or too large.
     pub drafts: Mode,
+    /// Whether contexts are saved in or restored from KV files, which are then compared with all resident weights. Without it they load a
+    /// little faster, and the comparison is by samples.
+    pub contexts: bool,
     /// Called while the first runner is loaded.
     pub progress: Option<LoadProgress>,
 }
@@ -59,6 +62,7 @@ impl Default for ModelOptions {
             round_experts: None,
             activations: Activations::Exact,
             drafts: Mode::Auto,
+            contexts: true,
             progress: None,
         }
     }
@@ -78,6 +82,7 @@ impl ModelOptions {
             activations: self.activations,
             threads: self.threads(),
             direct: self.direct != DirectMode::Off,
+            digest: self.contexts,
         }
     }
 }

@@ -50,7 +50,8 @@ pub struct Loader<'a> {
     /// The matrices that are quantised on the way.
     quantised: Vec<Plan<'a>>,
     /// Of the vectors.
-    digest: Digest,
+    /// `None` where nothing is summed up.
+    digest: Option<Digest>,
     bytes: u64,
 }
 
@@ -69,7 +70,7 @@ impl<'a> Loader<'a> {
             dense: None,
             activations: Activations::Exact,
             quantised: Vec::new(),
-            digest: Digest::default(),
+            digest: None,
             bytes: 0,
         })
     }
@@ -78,6 +79,13 @@ impl<'a> Loader<'a> {
     #[must_use]
     pub fn quantising(mut self, dense: Packing, threads: usize) -> Loader<'a> {
         self.dense = Some((dense, threads));
+        self
+    }
+
+    /// Sums up what is read, for the digest.
+    #[must_use]
+    pub fn digesting(mut self) -> Loader<'a> {
+        self.digest = Some(Digest::default());
         self
     }
 
@@ -159,7 +167,7 @@ impl<'a> Loader<'a> {
             range: range(tensor),
             zeros: self.zeros(id, tensor),
             counts: self.counts(id),
-            seen: Seen::default(),
+            seen: Seen::new(self.digest.is_some()),
         });
         self.wanted.len() - 1
     }
@@ -203,19 +211,20 @@ impl<'a> Loader<'a> {
         };
         let bytes = bytemuck::cast_slice(&values);
         damage::check(bytes, Some(Format::F32), Zeros::Any).map_err(damage)?;
+        let counts = self.counts(id);
         let norm = id == TensorId::Norm || id.part().is_some_and(Part::is_norm);
         if norm && !values.is_empty() && values.iter().all(|value| *value == 0.0) {
             return Err(located(WeightError::ZeroNorm { name, of: len }));
         }
-        if self.counts(id) {
-            self.digest.add(&name, crc32fast::hash(bytes));
+        if let Some(digest) = self.digest.as_mut().filter(|_| counts) {
+            digest.add(&name, crc32fast::hash(bytes));
         }
         Ok(values)
     }
 
     /// Reads every matrix that was asked for, around the page cache if `direct`. `progress` is called with (bytes so far, bytes
     /// in all). The threads that read sum up and check what arrives. Returns the digest of all vectors and matrices, those of the
-    /// prediction layer excepted.
+    /// prediction layer excepted, after [`Loader::digesting`].
     ///
     /// # Errors
     /// No memory, a failing read, values that are infinite or NaN, and more zeros than a model has.
@@ -223,7 +232,7 @@ impl<'a> Loader<'a> {
         mut self,
         direct: bool,
         progress: &(dyn Fn(u64, u64) + Sync),
-    ) -> Result<u32, WeightError> {
+    ) -> Result<Option<u32>, WeightError> {
         let files = self.shards.replicas();
         let ranges: Vec<_> = self.wanted.iter().map(|wanted| wanted.range).collect();
         let layout = bulk::layout(&files, &ranges).map_err(|source| {
@@ -288,18 +297,18 @@ impl<'a> Loader<'a> {
                     WeightError::Damaged { name, found }.in_file(self.shards, file)
                 })?;
             }
-            if wanted.counts {
-                self.digest.add(&wanted.name, seen.total());
+            if let Some(digest) = self.digest.as_mut().filter(|_| wanted.counts) {
+                digest.add(&wanted.name, seen.total());
             }
         }
         if let Some((_, threads)) = self.dense {
             let pool = Pool::new(threads);
-            let (plans, digest) = (&self.quantised, &mut self.digest);
+            let (plans, digest) = (&self.quantised, self.digest.as_mut());
             quantised::read(self.shards, &pool, plans, &heard, digest)?;
         }
         // Set once: a loader finishes once.
         let _ = self.resident.set(resident);
-        Ok(self.digest.total())
+        Ok(self.digest.map(|digest| digest.total()))
     }
 
     /// The name of the first tensor for which `found` holds, for messages.

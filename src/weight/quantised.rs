@@ -131,7 +131,7 @@ impl<'a> Plan<'a> {
 }
 
 /// Reads and quantises matrices, one after the other, in blocks of rows, a block a thread at a time. `heard` is told the bytes
-/// that were read, and `digest` the sums of what is stored.
+/// that were read, and `digest`, if given, the sums of what is stored.
 ///
 /// # Errors
 /// A failing read, a weight that is infinite or NaN, and more zeros than a model has.
@@ -140,14 +140,18 @@ pub(super) fn read(
     pool: &Pool,
     plans: &[Plan<'_>],
     heard: &(dyn Fn(u64) + Sync),
-    digest: &mut Digest,
+    mut digest: Option<&mut Digest>,
 ) -> Result<(), WeightError> {
     let blocks: Mutex<Vec<Block>> = Mutex::new(Vec::new());
     for plan in plans {
         // Set once: a loader finishes once.
-        let _ = plan
-            .result
-            .set(read_one(shards, pool, plan, &blocks, digest)?);
+        let _ = plan.result.set(read_one(
+            shards,
+            pool,
+            plan,
+            &blocks,
+            digest.as_deref_mut(),
+        )?);
         heard(plan.bytes_to_read());
     }
     Ok(())
@@ -158,13 +162,14 @@ fn read_one(
     pool: &Pool,
     plan: &Plan<'_>,
     blocks: &Mutex<Vec<Block>>,
-    digest: &mut Digest,
+    mut digest: Option<&mut Digest>,
 ) -> Result<Quantised, WeightError> {
     let stored = &plan.stored;
-    let weights = (&stored.tensor, Some(stored.format), Seen::default());
+    let seen = || Seen::new(digest.is_some());
+    let weights = (&stored.tensor, Some(stored.format), seen());
     let scales = (stored.scales.as_ref()).map(|scales| {
         let format = stored.format_of_scales();
-        (scales, format, Seen::default())
+        (scales, format, seen())
     });
     let read = |piece, at, buf: &mut [u8]| {
         let (tensor, format, seen) = match (piece, &scales) {
@@ -188,7 +193,7 @@ fn read_one(
         if seen.is_suspicious() {
             read_again(shards, tensor, format, plan.zeros)?;
         }
-        if plan.counts {
+        if let Some(digest) = digest.as_mut().filter(|_| plan.counts) {
             digest.add(tensor.name, seen.total());
         }
     }

@@ -97,7 +97,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<ExitCode> {
             })?,
     };
     let sampling = args.sampling.over(Generation::load(dir)?.sampling());
-    let opened = load::open(&args.model, args.draft.mtp.0)?;
+    let opened = load::open(&args.model, args.draft.mtp.0, !args.kv.no_kv)?;
     let config = opened.model().config();
     let max = config.max_position_embeddings;
     let mut saved = kv_store::open(&args.kv, || Ok(opened.model().fingerprint()?))?;

@@ -42,7 +42,7 @@ struct Report<'a> {
 pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
     args.check_chat()?;
     let drafts = args.drafts();
-    let opened = load::open(&args.model, drafts)?;
+    let opened = load::open(&args.model, drafts, args.kv.kv.is_some())?;
     // Before the file of --kv, which an error here must not touch.
     let (traces, routing) = TraceOutputs::create(
         args.traces.trace.as_deref(),

@@ -29,8 +29,8 @@ pub struct LoadedModel {
     pub load_seconds: f64,
 }
 
-/// Opens the model that the flags name.
-pub fn open(args: &ModelArgs, drafts: Mode) -> anyhow::Result<OpenedModel> {
+/// Opens the model that the flags name. `contexts` tells whether a KV file is used.
+pub fn open(args: &ModelArgs, drafts: Mode, contexts: bool) -> anyhow::Result<OpenedModel> {
     let options = args.model_options()?;
     let start = Instant::now();
     let loading = Loading::begin().context("cannot handle Ctrl-C")?;
@@ -46,6 +46,7 @@ pub fn open(args: &ModelArgs, drafts: Mode) -> anyhow::Result<OpenedModel> {
     };
     let options = ModelOptions {
         drafts,
+        contexts,
         progress: Some(LoadProgress::new(observe)),
         ..options
     };

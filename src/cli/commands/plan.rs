@@ -54,7 +54,7 @@ struct Planned<'a> {
 const DEFAULT_CONTEXT: usize = 4096;
 
 pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
-    let opened = match load::open(&args.model, args.draft.mtp.0) {
+    let opened = match load::open(&args.model, args.draft.mtp.0, false) {
         Ok(opened) => opened,
         Err(error) => {
             if let (true, Some(OpenError::NotWhole(findings))) = (args.json, error.downcast_ref()) {

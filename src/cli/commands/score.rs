@@ -48,7 +48,7 @@ struct Report {
 
 pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let ids = &args.ids.0;
-    let opened = load::open(&args.model, Mode::Off)?;
+    let opened = load::open(&args.model, Mode::Off, false)?;
     check_ids(ids, opened.model().config().vocab_size)?;
     let mut runner = opened
         .load(args.model.run_options(ids.len(), ids.len()))?

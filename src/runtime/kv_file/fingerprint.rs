@@ -35,7 +35,7 @@ pub struct Fingerprint {
     pub(super) dsa: u8,
     /// 1 for activations rounded to int8.
     pub(super) activations: u8,
-    /// [`Weights::digest`]; 0 before the resident weights have been loaded.
+    /// [`Weights::digest`]; 0 before the resident weights have been loaded, and where nothing sums them up.
     pub(super) resident: u32,
 }
 
@@ -78,7 +78,7 @@ impl Fingerprint {
     pub fn with(self, weights: &Weights) -> Fingerprint {
         Fingerprint {
             // 0 means unknown.
-            resident: weights.digest().max(1),
+            resident: weights.digest().map_or(0, |digest| digest.max(1)),
             ..self
         }
     }

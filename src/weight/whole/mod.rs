@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use super::error::WeightError;
 use super::stored::{Matrices, floats};
 use crate::arch::{Architecture, IndexerKind, Part, Prediction, Projection, Shape, TensorId};
-use crate::shards::{Finding, Findings, Kind, Severity, ShardError, Shards};
+use crate::shards::{Finding, Findings, Kind, Severity, ShardError, Shards, Tensor};
 
 /// Whether the checkpoint has an indexer: any tensor of that of a full layer. Then it must have all of them.
 pub fn has_indexers(arch: &Architecture, exists: impl Fn(TensorId) -> bool) -> bool {
@@ -57,13 +57,14 @@ pub fn findings(shards: &Shards, arch: &Architecture) -> Result<Findings, Weight
         arch,
         matrices: Matrices::new(shards)?,
         indexers: has_indexers(arch, |id| shards.find(&arch.name(id)).is_some()),
+        used: 0,
         found: Vec::new(),
     };
     // Without any file, every tensor is missing.
     if !shards.is_empty() {
         check.everything();
     }
-    let mut found = check.found;
+    let (mut found, used) = (check.found, check.used);
     let known: HashSet<&str> = findings
         .0
         .iter()
@@ -84,7 +85,9 @@ pub fn findings(shards: &Shards, arch: &Architecture) -> Result<Findings, Weight
     findings.0.extend(holes::holes(shards, arch));
     if findings.errors().is_empty() {
         findings.0.extend(dense_attention(shards, arch));
-        findings.0.extend(unused::unused(shards, arch));
+        if used < shards.len() {
+            findings.0.extend(unused::unused(shards, arch));
+        }
     }
     Ok(findings)
 }
@@ -127,6 +130,8 @@ struct Check<'a> {
     arch: &'a Architecture,
     matrices: Matrices<'a>,
     indexers: bool,
+    /// Tensors that the architecture uses, scales included.
+    used: usize,
     found: Vec<Finding>,
 }
 
@@ -201,17 +206,23 @@ impl Check<'_> {
         };
         let found = match shape {
             Shape::Vector(len) => (self.shards.get(&name).map_err(WeightError::from))
-                .and_then(|tensor| floats(&tensor, &[len]).map(drop)),
-            Shape::Matrix(rows, cols) => self.matrices.find(&name, &[rows, cols]).map(drop),
-            Shape::Stack(stack, rows, cols) => {
-                self.matrices.find(&name, &[stack, rows, cols]).map(drop)
-            }
+                .and_then(|tensor| floats(&tensor, &[len]).map(|_| None)),
+            Shape::Matrix(rows, cols) => self.scales(&name, &[rows, cols]),
+            Shape::Stack(stack, rows, cols) => self.scales(&name, &[stack, rows, cols]),
         };
-        if let Err(error) = found {
-            let foreign = foreign::format(self.shards, &name, shape);
-            let finding = foreign.unwrap_or_else(|| self.unfit(&name, &error));
-            self.found.push(finding);
+        match found {
+            Ok(scales) => self.used += 1 + usize::from(scales.is_some()),
+            Err(error) => {
+                let foreign = foreign::format(self.shards, &name, shape);
+                let finding = foreign.unwrap_or_else(|| self.unfit(&name, &error));
+                self.found.push(finding);
+            }
         }
+    }
+
+    /// The scales of a matrix, where it has any.
+    fn scales(&self, name: &str, shape: &[usize]) -> Result<Option<Tensor<'_>>, WeightError> {
+        self.matrices.find(name, shape).map(|stored| stored.scales)
     }
 
     fn unfit(&self, name: &str, error: &WeightError) -> Finding {
