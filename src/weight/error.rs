@@ -44,8 +44,8 @@ pub enum WeightError {
         /// Its shape.
         found: Vec<u64>,
     },
-    /// A packed tensor has no scales.
-    #[error("tensor {name} is U8, which needs the scales {scales}, and these are missing")]
+    /// A packed or FP8 tensor has no scales.
+    #[error("tensor {name} needs the scales {scales}, which are missing")]
     NoScales {
         /// The tensor.
         name: String,

@@ -114,6 +114,13 @@ impl<'a> Matrices<'a> {
             .map(String::as_str)
     }
 
+    fn scales(&self, tensor: &Tensor<'_>, scales: String) -> Result<Tensor<'a>, WeightError> {
+        self.shards.find(&scales).ok_or_else(|| {
+            let name = tensor.name.into();
+            WeightError::NoScales { name, scales }
+        })
+    }
+
     /// A U8 tensor, whose format follows from its size and that of its scales.
     fn find_packed(&self, tensor: Tensor<'a>, shape: &[usize]) -> Result<Stored<'a>, WeightError> {
         let stamp = self.stamp(&tensor);
@@ -123,13 +130,7 @@ impl<'a> Matrices<'a> {
                 found: tensor.shape.to_vec(),
             });
         }
-        let scales = format!("{}.qs", tensor.name);
-        let Some(scales) = self.shards.find(&scales) else {
-            return Err(WeightError::NoScales {
-                name: tensor.name.into(),
-                scales,
-            });
-        };
+        let scales = self.scales(&tensor, format!("{}.qs", tensor.name))?;
         let (rows, cols) = flat(shape);
         let sizes = Sizes {
             rows,
@@ -162,7 +163,7 @@ impl<'a> Matrices<'a> {
                 Refusal::Unsupported("fused fp8-e4m3-b128"),
             ));
         };
-        let scales = self.shards.get(&format!("{}_scale_inv", tensor.name))?;
+        let scales = self.scales(&tensor, format!("{}_scale_inv", tensor.name))?;
         let format = match scales.dtype {
             Dtype::F32 => Format::Fp8Block,
             Dtype::Bf16 => Format::Fp8BlockBf16,

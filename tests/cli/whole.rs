@@ -100,6 +100,36 @@ fn a_resident_tensor_is_missing() {
 }
 
 #[test]
+fn scales_are_missing() {
+    for (fixture, scales) in [("fp8-block", "_scale_inv"), ("int4-odd-groups", ".qs")] {
+        let model = Broken::copy(fixture);
+        let name = format!("model.layers.1.self_attn.o_proj.weight{scales}");
+        remove(&model, |tensor| tensor == name);
+        let error = answer(&model);
+        assert!(
+            error.contains(&format!("tensor {name} is missing")),
+            "{error}"
+        );
+        let found = &findings(&model)[0];
+        assert_eq!(found["kind"], "missing-tensor");
+        assert_eq!(found["tensor"], json!(name));
+    }
+}
+
+#[test]
+fn a_config_that_is_none_is_an_error_after_the_list() {
+    let model = Broken::copy("bf16-shared");
+    fs::write(model.path().join("config.json"), "{").unwrap();
+    let mut inspect = finish(model.inspect());
+    assert_eq!(inspect.status.code(), Some(1));
+    let listed: Value = serde_json::from_slice(&inspect.stdout).unwrap();
+    assert!(listed["tensors"].as_u64().unwrap() > 0);
+    assert_eq!(listed["layers"], Value::Null);
+    inspect.stdout.clear();
+    assert_eq!(error_of(&inspect), error_of(&finish(model.decode())));
+}
+
+#[test]
 fn layers_left_out_are_one_line() {
     let model = Broken::copy("f16-long");
     let mut config = model.config();

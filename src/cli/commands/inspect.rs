@@ -73,20 +73,17 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     let shards = Shards::open_partial(&args.model, &[], EngineKind::Auto)?;
     let index_seconds = start.elapsed().as_secs_f64();
     // Files without a config.json, or with a wrong one, can still be listed.
-    let config = (args.model[0].join("config.json").exists())
+    let loaded = (args.model[0].join("config.json").exists())
         .then(|| Architecture::load(&args.model[0]))
-        .and_then(|loaded| {
-            loaded
-                .inspect_err(|e| tracing::warn!("no layers: {e}"))
-                .ok()
-        });
-    let findings = match &config {
+        .transpose();
+    let config = loaded.as_ref().ok().and_then(Option::as_ref);
+    let findings = match config {
         Some(config) => weight::findings(&shards, config)?,
         None => shards.findings().clone(),
     };
     let lacks = findings.lacks();
     // Formats follow from sizes, so they need a whole model.
-    let whole = config.as_ref().filter(|_| lacks.is_empty());
+    let whole = config.filter(|_| lacks.is_empty());
     let packed = whole.map_or_else(HashMap::new, |config| {
         packed(&shards, config).unwrap_or_else(|e| {
             tracing::warn!("formats are element types only: {e:#}");
@@ -103,7 +100,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
         index_seconds,
         expert_bytes: largest_expert(shards.iter()),
         formats,
-        layers: config.map(|config| layers(&shards, &config)),
+        layers: config.map(|config| layers(&shards, config)),
         findings,
     };
     if args.json {
@@ -111,6 +108,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     } else {
         to_stdout(|out| print(out, &report))?;
     }
+    loaded?;
     ensure!(lacks.is_empty(), "{lacks}");
     Ok(ExitCode::SUCCESS)
 }

@@ -234,13 +234,14 @@ impl Check<'_> {
             problem: error.to_string(),
             remedy: remedy.to_owned(),
         };
-        match error {
-            WeightError::Shard(ShardError::Missing { name, .. }) => {
-                Finding::missing_tensor(name, &self.shards.shown_dirs(), None)
-            }
-            WeightError::NoScales { scales, .. } => {
-                finding(Kind::MissingTensor, scales, "fetch the model again")
-            }
+        let missing = |name| Finding::missing_tensor(name, &self.shards.shown_dirs(), None);
+        let cause = match error {
+            WeightError::In { source, .. } => source,
+            error => error,
+        };
+        match cause {
+            WeightError::Shard(ShardError::Missing { name, .. }) => missing(name),
+            WeightError::NoScales { scales, .. } => missing(scales),
             WeightError::Format { .. } => finding(Kind::Unfit, name, ""),
             _ => finding(
                 Kind::Unfit,
