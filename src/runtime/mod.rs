@@ -2,6 +2,7 @@
 
 pub mod chat;
 pub mod demo;
+pub mod dialect;
 mod error;
 pub mod generate;
 pub mod kv_file;
