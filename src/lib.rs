@@ -74,6 +74,8 @@ pub mod model;
 pub mod pool;
 pub mod quant;
 pub mod runtime;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod shards;
 #[doc(hidden)]
 pub mod stand_in;

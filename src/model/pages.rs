@@ -124,7 +124,7 @@ impl Runner {
         let mut seen = 0;
         if sequence.draft.is_some() {
             // A page less is cheaper than a prediction layer that begins anew.
-            if found.draft_slots > 0 && tokens <= found.draft_slots + PAGE {
+            if tokens > 0 && found.draft_slots > 0 && tokens <= found.draft_slots + PAGE {
                 tokens = tokens.min(found.draft_slots);
                 // The layer's last row assumes the token that the prompt goes on with.
                 tokens -= 1;

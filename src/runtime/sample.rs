@@ -1,6 +1,6 @@
 //! Chooses the next token from logits.
 //!
-//! The filters apply in this order: repetition penalty, temperature, top-k, top-p, min-p.
+//! They apply in this order: repetition penalty, presence and frequency penalties and biases, temperature, top-k, top-p, min-p.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -8,12 +8,16 @@ use std::collections::{HashMap, VecDeque};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
+mod adjust;
 mod generation;
 #[cfg(test)]
 mod tests;
 
 pub use crate::model::ops::argmax;
+pub use adjust::Adjustments;
 pub use generation::Generation;
+
+use adjust::Adjusted;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,7 +77,8 @@ pub struct Sampler {
     // A specified stream: a seed means the same on every machine and in every version.
     random: ChaCha8Rng,
     recent: Recent,
-    /// Logits `[vocabulary]` after the penalty; kept to reuse its memory.
+    adjusted: Adjusted,
+    /// Logits `[vocabulary]` after the penalties; kept to reuse its memory.
     penalised: Vec<f32>,
 }
 
@@ -84,7 +89,17 @@ impl Sampler {
             sampling,
             random: ChaCha8Rng::seed_from_u64(sampling.seed),
             recent: Recent::new(sampling.repetition_window),
+            adjusted: Adjusted::default(),
             penalised: Vec::new(),
+        }
+    }
+
+    /// The same sampler, with `adjustments` to all logits.
+    #[must_use]
+    pub fn adjusted(self, adjustments: Adjustments) -> Sampler {
+        Sampler {
+            adjusted: Adjusted::new(adjustments),
+            ..self
         }
     }
 
@@ -107,16 +122,20 @@ impl Sampler {
             return Err(SampleError::Infinite(best));
         }
         let penalty = self.sampling.repetition_penalty;
-        if penalty == 1.0 {
+        if penalty == 1.0 && self.adjusted.by.is_none() {
             return self.draw(logits);
         }
         let mut penalised = std::mem::take(&mut self.penalised);
         penalised.clear();
         penalised.extend_from_slice(logits);
         self.recent.penalise(penalty, &mut penalised);
+        self.adjusted.apply(&mut penalised);
         let drawn = self.draw(&penalised);
         self.penalised = penalised;
-        drawn.inspect(|&id| self.recent.push(id))
+        drawn.inspect(|&id| {
+            self.observe(&[id]);
+            self.adjusted.push(id);
+        })
     }
 
     /// Draws by temperature, top-k, top-p and min-p.

@@ -87,6 +87,11 @@ impl TextRunner {
         }
     }
 
+    /// How many tokens are drafted.
+    pub fn drafts(&self) -> Mode {
+        self.drafts
+    }
+
     /// Runs in the usage history of the model.
     pub fn usage_runs(&self) -> u64 {
         let usage = self.history.as_ref().and_then(History::usage);

@@ -1,0 +1,6 @@
+//! Many requests at once: the engine that puts them into common passes, and the server.
+
+#[path = "../common/mod.rs"]
+#[allow(dead_code)]
+mod common;
+mod engine;
