@@ -10,6 +10,7 @@ mod active;
 mod budget;
 mod engine;
 mod metrics;
+pub mod page;
 mod queue;
 mod request;
 mod scheduler;

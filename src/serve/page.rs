@@ -17,7 +17,11 @@ const SCRIPT: &str = concat!(
 );
 
 /// The page, a single HTML document.
-pub static HTML: LazyLock<String> = LazyLock::new(|| MARKUP.replace("/*STYLE*/", STYLE).replace("/*SCRIPT*/", SCRIPT));
+pub static HTML: LazyLock<String> = LazyLock::new(|| {
+    MARKUP
+        .replace("/*STYLE*/", STYLE)
+        .replace("/*SCRIPT*/", SCRIPT)
+});
 
 /// Value of the page's Content-Security-Policy: its own style and script, and requests to its own server.
 pub static POLICY: LazyLock<String> = LazyLock::new(|| {
@@ -39,12 +43,18 @@ mod tests {
 
     #[test]
     fn sources_are_in_the_page_as_the_policy_allows_them() {
-        for (open, source, close) in [("<style>", STYLE, "</style>"), ("<script type=\"module\">", SCRIPT, "</script>")] {
+        for (open, source, close) in [
+            ("<style>", STYLE, "</style>"),
+            ("<script type=\"module\">", SCRIPT, "</script>"),
+        ] {
             assert!(HTML.contains(&format!("{open}{source}{close}")), "{open}");
             assert!(!source.contains(close), "{close} would end {open}");
             assert!(POLICY.contains(&source_hash(source)));
         }
-        assert!(POLICY.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "a header's value is one line of ASCII");
+        assert!(
+            POLICY.bytes().all(|byte| (b' '..=b'~').contains(&byte)),
+            "a header's value is one line of ASCII"
+        );
     }
 
     #[test]

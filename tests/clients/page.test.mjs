@@ -250,6 +250,7 @@ describe("with scripted answers", () => {
       "1. one",
       "   - inner",
       "2. two",
+      "- three",
       "",
       "```html",
       "<script>alert(1)</script>",
@@ -275,11 +276,41 @@ describe("with scripted answers", () => {
     assert.equal(await answer.locator("strong").innerText(), "bold");
     assert.equal(await answer.locator("p > code").innerText(), "a<b>c");
     assert.equal(await answer.locator("ol > li").count(), 2);
+    assert.equal(await answer.locator(":scope > ul > li").innerText(), "three");
     assert.equal(await answer.locator("ol > li > ul > li").innerText(), "inner");
     assert.equal(await answer.locator("pre code").textContent(), "<script>alert(1)</script>");
     assert.deepEqual(await answer.locator("th, td").allInnerTexts(), ["a", "b", "1", "2"]);
     await isAccessible();
     assert.deepEqual(complaints, []);
+  });
+
+  test("follows the answer until the reader scrolls away", async () => {
+    let more;
+    server.scripts.push((response) => {
+      const lines = (count) => chunk({ content: "line\n\n".repeat(count) });
+      stream(response).write(lines(60));
+      more = (count) => response.write(lines(count));
+    });
+    await open(server.url);
+    await ask("Write much");
+    const lines = (count) => until((expected) => document.querySelectorAll(".assistant > .text > p").length === expected, count);
+    const atEnd = () => until(() => {
+      const { scrollHeight, scrollTop, clientHeight } = document.querySelector("#scroll");
+      return scrollHeight > clientHeight && scrollHeight - scrollTop - clientHeight < 48;
+    });
+    await lines(60);
+    await atEnd();
+    await page.locator("#input").fill("a\nb\nc\nd"); // The field grows, the conversation shrinks.
+    await until(() => document.querySelector("#input").clientHeight > 80);
+    await atEnd();
+    await page.locator("#scroll").focus();
+    await press("Home");
+    await until(() => document.querySelector("#scroll").scrollTop === 0);
+    more(20);
+    await lines(80);
+    assert.equal(await page.evaluate(() => document.querySelector("#scroll").scrollTop), 0);
+    await page.locator("#latest").click();
+    await atEnd();
   });
 
   test("tells a screen reader whole sentences", async () => {

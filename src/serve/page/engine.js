@@ -40,7 +40,7 @@ function bytes(value) {
 }
 
 const percent = (share) => `${number(100 * share)}%`;
-const perSecond = (value) => number(value, value < 100 ? 1 : 0);
+const perSecond = (value) => number(value, value === 0 || value >= 100 ? 0 : value < 10 ? 2 : 1);
 const byId = (id) => document.getElementById(id);
 const setText = (id, text) => { byId(id).textContent = text; };
 const setWidth = (bar, share) => { bar.style.width = `${100 * Math.min(1, Math.max(0, share))}%`; };
@@ -168,7 +168,7 @@ function showState(text, bad) {
   byId("status").classList.toggle("bad", bad);
   byId("engine").classList.toggle("stale", bad);
   byId("stale").hidden = !bad;
-  if (bad) setText("stale", `${text}. The figures are those of the last answer.`);
+  if (bad) setText("stale", `${text}. These figures are the last.`);
 }
 
 // `connected` is called when the server answers after it did not; `refused` when it asks for a key.

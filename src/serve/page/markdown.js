@@ -35,8 +35,11 @@ function endOfFence(lines, start) {
 }
 
 function endOfList(lines, start) {
+  const mark = (line) => (/^\d/.test(line) ? "1" : line[0]);
   let end = start + 1;
   for (let at = start + 1; at < lines.length; at += 1) {
+    const atMargin = ITEM.test(lines[at]) && /^\S/.test(lines[at]);
+    if (atMargin && mark(lines[at]) !== mark(lines[start])) break;
     const continues = ITEM.test(lines[at]) || /^[ \t]{2,}\S/.test(lines[at]);
     const lazy = at === end && lines[at].trim() && kindOf(lines[at]) === "paragraph";
     if (continues || lazy) end = at + 1;

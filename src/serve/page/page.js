@@ -32,7 +32,7 @@ const [scroller, input] = [byId("scroll"), byId("input")];
 
 const key = () => sessionStorage.getItem(KEY) ?? "";
 const keep = () => save(CHAT, messages);
-const atEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
+let following = true; // the end of the conversation stays in view
 const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; };
 
 function show(message) {
@@ -72,10 +72,9 @@ function schedule() {
   frame ||= requestAnimationFrame(() => {
     frame = 0;
     if (!running) return;
-    const follow = atEnd();
     show(running.message);
     narrator.hear(running.message.content, false);
-    if (follow) toEnd();
+    if (following) toEnd();
     else byId("latest").hidden = false;
   });
 }
@@ -114,12 +113,11 @@ async function answer() {
   }
   clearInterval(saving);
   delete message.prefill;
-  const follow = atEnd();
   running = null;
   showMessages();
   narrator.hear(message.content, true);
   if (message.stopped || message.failure) narrator.say(message.failure ?? "Stopped.");
-  if (follow) toEnd();
+  if (following) toEnd();
   keep();
 }
 
@@ -219,7 +217,11 @@ byId("latest").onclick = () => {
   toEnd();
   input.focus();
 };
-scroller.onscroll = () => { if (atEnd()) byId("latest").hidden = true; };
+scroller.onscroll = () => {
+  following = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
+  if (following) byId("latest").hidden = true;
+};
+new ResizeObserver(() => { if (following) toEnd(); }).observe(scroller);
 byId("new").onclick = () => {
   running?.controller.abort();
   messages.length = 0;
