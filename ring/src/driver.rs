@@ -95,7 +95,8 @@ impl Driver {
     /// How many completions the next wait waits for; 0 if the device has no reads. One while the waits so far are within the limit.
     /// Beyond it, as many as carry `batch_bytes` on average, so that small reads cost no more system calls than large ones. Never
     /// more than the busy drive with the fewest reads has, so that a slow drive keeps no other waiting, and half of that while
-    /// demands wait, so that none idles.
+    /// demands wait, so that none idles. Never more than there are demands in flight, so that no demand waits for the prefetches
+    /// behind it.
     pub(crate) fn completions_to_wait_for(&mut self) -> usize {
         if self.scheduler.in_flight() == 0 {
             return 0;
@@ -111,9 +112,13 @@ impl Driver {
         let in_flight = self.scheduler.in_flight();
         let mean = (self.scheduler.bytes_in_flight() / in_flight as u64).max(1);
         let fewest = self.scheduler.fewest_in_flight();
-        let most = match self.scheduler.demands_wait() {
-            true => fewest.div_ceil(2),
-            false => fewest,
+        let most = match (
+            self.scheduler.demands_wait(),
+            self.scheduler.demands_in_flight(),
+        ) {
+            (true, _) => fewest.div_ceil(2),
+            (false, 0) => fewest,
+            (false, demands) => fewest.min(demands),
         };
         (self.batch_bytes.div_ceil(mean) as usize).clamp(1, most)
     }

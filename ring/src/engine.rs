@@ -208,6 +208,11 @@ impl Engine {
         self.slabs.len()
     }
 
+    /// Whether any slab is being filled.
+    pub fn is_reading(&self) -> bool {
+        self.filling > 0
+    }
+
     /// The state of a slab.
     pub fn state(&self, slab: SlabId) -> SlabState {
         self.slabs[slab.index()].state

@@ -156,6 +156,16 @@ impl Scheduler {
         self.fleet.waiting_bytes[Priority::Demand as usize] > 0
     }
 
+    /// Reads of demands that the drives have now.
+    pub(crate) fn demands_in_flight(&self) -> usize {
+        let demanded = |flight: &&InFlight| {
+            // The slabs of probes have no jobs.
+            let job = self.jobs.get(flight.slab.index()).and_then(Option::as_ref);
+            job.is_some_and(|job| job.priority == Priority::Demand)
+        };
+        self.flights.iter().flatten().filter(demanded).count()
+    }
+
     /// Whether no drive has a read and none waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.in_flight() == 0 && self.queues.iter().all(VecDeque::is_empty)

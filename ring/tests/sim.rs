@@ -114,6 +114,40 @@ fn bandwidth_of(
 }
 
 #[test]
+fn demands_do_not_wait_for_the_prefetches_behind_them() {
+    const DEMANDS: u32 = 4;
+    let bytes = 3 * MIB / 16;
+    let (mut engine, clock) = engine(&[drive(100)], 6);
+    let transfer =
+        Duration::from_secs_f64((u64::from(DEMANDS) * bytes) as f64 / (100 * MIB) as f64);
+    for batch in 0..50 {
+        let began = clock.now();
+        engine.begin_batch();
+        for slab in 0..6 {
+            let priority = match slab < DEMANDS {
+                true => Priority::Demand,
+                false => Priority::Prefetch,
+            };
+            read(&mut engine, SlabId(slab), priority, batch, bytes);
+        }
+        engine.flush();
+        let mut demands = 0;
+        while engine.is_reading() {
+            let Event::Full(slab) = engine.wait().unwrap() else {
+                continue;
+            };
+            demands += u32::from(slab.0 < DEMANDS);
+            if slab.0 < DEMANDS && demands == DEMANDS {
+                let took = clock.now() - began;
+                let expected = transfer + Duration::from_micros(101);
+                assert!(took <= expected, "batch {batch}: {took:?} of {expected:?}");
+            }
+            engine.release(slab);
+        }
+    }
+}
+
+#[test]
 fn copies_on_several_drives_give_their_bandwidths_sum() {
     for rates in [
         &[400][..],
