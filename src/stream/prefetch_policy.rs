@@ -10,8 +10,6 @@
 //!
 //! with `read` the time of reading an expert, `gap` what earlier candidates leave of the gap, and `at_drives` the time of
 //! reading the prefetches that drives may hold at once. A candidate for which no gap is left pays nothing.
-//! Reading starts with a latency, which demands share: it is no part of `read`, and belongs to the gap (`read_times`).
-//! What an earlier prediction prefetches has been read for as long as the gap already lasts.
 //! A prefetch evicts only what costs nothing to lose (`Cache::spare`), so eviction has no term here.
 //!
 //! A router is predicted twice, early and late. Chances and gaps are measured for each of the two, by layer. Chances are those of
@@ -23,13 +21,7 @@
 //! most experts of a layer, and nearly every candidate comes true. Measuring them would widen the prefetches of single tokens for no
 //! reason. Such passes prefetch with what smaller ones have measured.
 
-mod averages;
-mod read_times;
-
 use std::time::Duration;
-
-use averages::{Mean, Rate, Recent};
-use read_times::ReadTimes;
 
 /// How many experts of the next layer are prefetched before its router decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -41,6 +33,72 @@ pub enum Lookahead {
     Off,
     /// This many for each token.
     Experts(usize),
+}
+
+/// How often something happened, of about the last 64 times.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    yes: f64,
+    all: f64,
+}
+
+impl Rate {
+    /// Starts as if measured a few times.
+    fn new(assumed: f64) -> Rate {
+        const ASSUMED_TIMES: f64 = 4.0;
+        Rate {
+            yes: assumed * ASSUMED_TIMES,
+            all: ASSUMED_TIMES,
+        }
+    }
+
+    fn record(&mut self, yes: bool) {
+        const KEEP: f64 = 1.0 - 1.0 / 64.0;
+        self.yes = self.yes * KEEP + f64::from(u8::from(yes));
+        self.all = self.all * KEEP + 1.0;
+    }
+
+    fn get(self) -> f64 {
+        self.yes / self.all
+    }
+}
+
+/// A mean of about the last 16 values; 0 before the first.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    value: f64,
+    count: f64,
+}
+
+impl Mean {
+    fn record(&mut self, value: f64) {
+        self.count = (self.count + 1.0).min(16.0);
+        self.value += (value - self.value) / self.count;
+    }
+}
+
+/// The last values.
+#[derive(Clone, Debug, Default)]
+struct Recent {
+    values: Vec<f64>,
+    next: usize,
+}
+
+impl Recent {
+    fn record(&mut self, value: f64) {
+        const KEPT: usize = 16;
+        match self.values.len() < KEPT {
+            true => self.values.push(value),
+            false => self.values[self.next] = value,
+        }
+        self.next = (self.next + 1) % KEPT;
+    }
+
+    /// The mean of a function of them; 0 if there are none.
+    fn mean(&self, of: impl Fn(f64) -> f64) -> f64 {
+        let sum: f64 = self.values.iter().map(|value| of(*value)).sum();
+        sum / self.values.len().max(1) as f64
+    }
 }
 
 /// How the predictions of a layer compare with its router's decisions. Counts are of passes with few tokens:
@@ -84,15 +142,6 @@ struct LayerRecord {
     passes: u64,
 }
 
-/// Where a candidate is when it is predicted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CandidateState {
-    InMemory,
-    /// An earlier prediction's prefetch is not complete.
-    Reading,
-    Absent,
-}
-
 /// A prediction of the layer that comes next.
 #[derive(Debug, Default)]
 struct Prediction {
@@ -130,6 +179,18 @@ pub(super) struct PrefetchPolicy {
     layers: Vec<LayerRecord>,
     pending: Pending,
     reads: ReadTimes,
+}
+
+/// Measures how long demanded experts take to read.
+#[derive(Debug, Default)]
+struct ReadTimes {
+    /// Seconds of an expert.
+    expert: Mean,
+    /// When the running demands began, and how many experts they had to read.
+    began: Duration,
+    missing: f64,
+    /// When the last demanded read was complete; `None` while some are not.
+    drained: Option<Duration>,
 }
 
 /// Passes of more tokens are not measured; see the module.
@@ -201,8 +262,7 @@ impl PrefetchPolicy {
                 layer.passes += u64::from(which == 0);
                 let measured = &layer.predictions[which];
                 let pays = measured.gain.value > measured.cost.value;
-                let made = pays || measured.gain.count < FIRST || layer.passes % RARELY < 2;
-                match made && !self.reads.needs_batch() {
+                match pays || measured.gain.count < FIRST || layer.passes % RARELY < 2 {
                     true => measured.by_rank.len(),
                     false => 0,
                 }
@@ -210,7 +270,7 @@ impl PrefetchPolicy {
         }
     }
 
-    /// Takes a prediction for `layer`: `candidates` [tokens, ranks]; `state` tells which experts have to be read. `prefetches`
+    /// Takes a prediction for `layer`: `candidates` [tokens, ranks]; `missing` tells which experts would have to be read. `prefetches`
     /// becomes the experts to prefetch, the most likely first.
     pub(super) fn predict(
         &mut self,
@@ -218,20 +278,20 @@ impl PrefetchPolicy {
         candidates: &[u32],
         ranks: usize,
         now: Duration,
-        state: impl Fn(u32) -> CandidateState,
+        missing: impl Fn(u32) -> bool,
         prefetches: &mut Vec<u32>,
     ) {
         if self.pending.layer != layer || self.pending.asked == 0 {
             self.candidates(layer, now);
         }
         let which = (self.pending.asked - 1).min(1);
-        let states: Vec<CandidateState> = candidates.iter().map(|id| state(*id)).collect();
+        let missing: Vec<bool> = candidates.iter().map(|id| missing(*id)).collect();
         let width = match self.mode {
             Lookahead::Off => 0,
             Lookahead::Experts(k) => k.min(ranks),
             Lookahead::Auto => {
                 let cost = (now - self.pending.began).as_secs_f64();
-                let (width, gain) = self.width(layer, which, &states, ranks, now);
+                let (width, gain) = self.width(layer, which, &missing, ranks);
                 let measured = &mut self.layers[layer].predictions[which];
                 measured.cost.record(cost);
                 measured.gain.record(gain);
@@ -249,12 +309,10 @@ impl PrefetchPolicy {
         self.pending.predictions[which] = Some(Prediction {
             at: now,
             candidates: candidates.to_vec(),
-            missing: (states.iter())
-                .map(|s| *s != CandidateState::InMemory)
-                .collect(),
+            missing,
             ranks,
             width,
-            drained: self.reads.is_drained(),
+            drained: self.reads.drained.is_some(),
         });
     }
 
@@ -264,52 +322,31 @@ impl PrefetchPolicy {
     }
 
     /// How many ranks pay in a prediction, and how many seconds they are expected to gain.
-    fn width(
-        &self,
-        layer: usize,
-        which: usize,
-        states: &[CandidateState],
-        ranks: usize,
-        now: Duration,
-    ) -> (usize, f64) {
+    fn width(&self, layer: usize, which: usize, missing: &[bool], ranks: usize) -> (usize, f64) {
         let measured = &self.layers[layer].predictions[which];
-        let gaps = &measured.gaps[usize::from(self.reads.is_drained())];
-        let read = self.reads.expert();
+        let gaps = &measured.gaps[usize::from(self.reads.drained.is_some())];
+        let read = self.reads.expert.value;
         let at_drives = self.at_drive * self.drives as f64 * read;
-        let mut already = self.already_read(now);
         let (mut before, mut gain) = (0.0, 0.0);
         for rank in 0..ranks.min(measured.by_rank.len()) {
             let p = measured.by_rank[rank].get();
-            for of_token in states.chunks_exact(ranks) {
-                let left = match of_token[rank] {
-                    CandidateState::InMemory => continue,
-                    CandidateState::Absent => read,
-                    CandidateState::Reading => (read - already).max(0.0),
-                };
-                already -= read - left;
+            for of_token in missing.chunks_exact(ranks) {
+                if !of_token[rank] {
+                    continue;
+                }
                 let gains = gaps.mean(|gap| {
-                    let in_gap = (gap - before).clamp(0.0, left);
-                    let begun = (gap - before + at_drives).clamp(0.0, left);
+                    let in_gap = (gap - before).clamp(0.0, read);
+                    let begun = (gap - before + at_drives).clamp(0.0, read);
                     p * in_gap - (1.0 - p) * (begun - in_gap)
                 });
-                let is_read = left == 0.0 && read > 0.0;
-                if !is_read && (gains <= 0.0 || p < MIN_CHANCE) {
+                if gains <= 0.0 || p < MIN_CHANCE {
                     return (rank, gain);
                 }
                 gain += gains;
-                before += left;
+                before += read;
             }
         }
         (ranks.min(measured.by_rank.len()), gain)
-    }
-
-    /// Seconds in which the drives have read what an earlier prediction prefetched.
-    fn already_read(&self, now: Duration) -> f64 {
-        let earlier = self.pending.predictions.iter().flatten().next();
-        let since = earlier.zip(self.reads.idle_since());
-        since.map_or(0.0, |(earlier, idle)| {
-            now.saturating_sub(earlier.at.max(idle)).as_secs_f64()
-        })
     }
 
     /// The router of a layer chose `ids` for `tokens` tokens. Measures the predictions of this layer.
@@ -324,7 +361,7 @@ impl PrefetchPolicy {
             let Some(prediction) = prediction else {
                 continue;
             };
-            let idle = self.reads.idle_since().unwrap_or(now).max(prediction.at);
+            let idle = self.reads.drained.unwrap_or(now).max(prediction.at);
             let gap = now.saturating_sub(idle).as_secs_f64();
             measured.gaps[usize::from(prediction.drained)].record(gap);
             let each = prediction.candidates.iter().zip(&prediction.missing);
@@ -352,19 +389,25 @@ impl PrefetchPolicy {
         accuracy.used += (tokens * self.top_k) as u64;
     }
 
-    /// Experts of a layer are demanded, of which `missing` have to be read; `alone` if nothing else is being read.
-    pub(super) fn demanded(&mut self, missing: f64, alone: bool, now: Duration) {
-        self.reads.demanded(missing, alone, now);
-    }
-
-    /// A prefetch begins.
-    pub(super) fn prefetched(&mut self) {
-        self.reads.prefetched();
+    /// Experts of a layer are demanded, of which `missing` have to be read.
+    pub(super) fn demanded(&mut self, missing: f64, now: Duration) {
+        self.reads.began = now;
+        self.reads.missing = missing;
+        self.reads.drained = (missing == 0.0).then_some(now);
     }
 
     /// All demanded experts are in memory; `waited` if the last was waited for, so that this is known exactly.
     pub(super) fn drained(&mut self, waited: bool, now: Duration) {
-        self.reads.drained(waited, now);
+        let reads = &mut self.reads;
+        if reads.drained.is_some() {
+            return;
+        }
+        reads.drained = Some(now);
+        let each = (now - reads.began).as_secs_f64() / reads.missing.max(0.5);
+        // What was not waited for was read in less time than this.
+        if waited || each < reads.expert.value || reads.expert.count == 0.0 {
+            reads.expert.record(each);
+        }
     }
 
     /// Of every layer that was predicted.
@@ -375,4 +418,210 @@ impl PrefetchPolicy {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    /// A machine on which reading an expert takes 10 ms, and drives hold a quarter of one.
+    struct Machine {
+        policy: PrefetchPolicy,
+        now: Duration,
+    }
+
+    fn machine(mode: Lookahead, top_k: usize) -> Machine {
+        Machine {
+            policy: PrefetchPolicy::new(mode, top_k, 3, 0.25),
+            now: Duration::ZERO,
+        }
+    }
+
+    impl Machine {
+        fn spend(&mut self, micros: u64) {
+            self.now += Duration::from_micros(micros);
+        }
+
+        /// A token: layer 0 reads an expert, then layer 1 is predicted and decides after `gap` microseconds. The first `right` of 8
+        /// candidates come true, none of which is in memory. Returns how many are prefetched.
+        fn token(&mut self, right: u32, gap: u64) -> usize {
+            self.policy.demanded(1.0, self.now);
+            self.spend(10_000);
+            self.policy.drained(true, self.now);
+            let (mut prefetches, candidates) = (Vec::new(), [0, 1, 2, 3, 4, 5, 6, 7]);
+            if self.policy.candidates(1, self.now) > 0 {
+                self.spend(10);
+                (self.policy).predict(1, &candidates, 8, self.now, |_| true, &mut prefetches);
+            }
+            self.spend(gap);
+            let ids: Vec<u32> = (0..4).map(|i| if i < right { i } else { 20 + i }).collect();
+            self.policy.routed(1, &ids, 1, self.now);
+            prefetches.len()
+        }
+
+        fn tokens(&mut self, right: u32, gap: u64) -> usize {
+            (0..400).map(|_| self.token(right, gap)).last().unwrap_or(0)
+        }
+    }
+
+    #[test]
+    fn as_many_are_prefetched_as_come_true() {
+        let mut machine = machine(Lookahead::Auto, 4);
+        for right in [4, 2, 0, 3] {
+            assert_eq!(machine.tokens(right, 100_000), right as usize);
+        }
+    }
+
+    /// In the gap of 1 ms, a tenth of an expert is read. A wrong prefetch delays the demands by a quarter of one.
+    #[test]
+    fn a_prefetch_must_gain_more_idle_time_than_it_delays_demands() {
+        let mut machine = machine(Lookahead::Auto, 4);
+        let sometimes = |machine: &mut Machine, wrong: u32| {
+            (0..800)
+                .map(|i| machine.token(u32::from(i % 10 >= wrong), 1_000))
+                .last()
+        };
+        assert_eq!(
+            sometimes(&mut machine, 1),
+            Some(1),
+            "right nine times in ten"
+        );
+        assert_eq!(
+            sometimes(&mut machine, 4),
+            Some(0),
+            "right six times in ten"
+        );
+        // The same chance pays where the gap holds most of an expert.
+        let last = (0..800)
+            .map(|i| machine.token(u32::from(i % 10 >= 4), 9_000))
+            .last();
+        assert_eq!(last, Some(1));
+    }
+
+    #[test]
+    fn no_more_are_prefetched_than_the_gap_holds() {
+        let mut machine = machine(Lookahead::Auto, 4);
+        assert_eq!(machine.tokens(4, 15_000), 2);
+        assert_eq!(machine.tokens(4, 25_000), 3);
+    }
+
+    #[test]
+    fn a_layer_that_cannot_be_predicted_is_rarely_predicted() {
+        let mut machine = machine(Lookahead::Auto, 4);
+        machine.tokens(0, 100_000);
+        let Machine { policy, now } = &mut machine;
+        let mut asked = |layer| {
+            let asked = policy.candidates(layer, *now);
+            policy.routed(layer, &[], 1, *now);
+            usize::from(asked > 0)
+        };
+        assert_eq!((0..160).map(|_| asked(1)).sum::<usize>(), 20);
+        assert_eq!(asked(2), 1, "another layer has its own record");
+    }
+
+    /// The drive is so fast that no last read is ever waited for.
+    #[test]
+    fn reads_that_are_not_waited_for_are_timed_too() {
+        let mut machine = machine(Lookahead::Auto, 2);
+        let mut prefetches = Vec::new();
+        for _ in 0..100 {
+            let Machine { policy, now } = &mut machine;
+            policy.demanded(1.0, *now);
+            *now += Duration::from_millis(10);
+            policy.drained(false, *now);
+            if policy.candidates(1, *now) > 0 {
+                policy.predict(1, &[0, 1], 2, *now, |_| true, &mut prefetches);
+            }
+            *now += Duration::from_millis(30);
+            policy.routed(1, &[0, 1], 1, *now);
+        }
+        assert_eq!(prefetches, [0, 1]);
+    }
+
+    #[test]
+    fn early_and_late_predictions_have_separate_chances() {
+        let mut machine = machine(Lookahead::Auto, 2);
+        let (mut early, mut late) = (Vec::new(), Vec::new());
+        for _ in 0..200 {
+            let Machine { policy, now } = &mut machine;
+            policy.demanded(1.0, *now);
+            *now += Duration::from_millis(10);
+            policy.drained(true, *now);
+            for (candidates, prefetches) in [([8, 9], &mut early), ([0, 1], &mut late)] {
+                prefetches.clear();
+                if policy.candidates(1, *now) > 0 {
+                    policy.predict(1, &candidates, 2, *now, |_| true, prefetches);
+                }
+                *now += Duration::from_millis(50);
+            }
+            policy.routed(1, &[0, 1], 1, *now);
+        }
+        assert_eq!((early, late), (vec![], vec![0, 1]));
+    }
+
+    #[test]
+    fn experts_in_memory_say_nothing_about_reads() {
+        let mut machine = machine(Lookahead::Auto, 2);
+        let mut prefetches = Vec::new();
+        // Candidates in memory always come true, others never.
+        for i in 0..200 {
+            let Machine { policy, now } = &mut machine;
+            policy.demanded(1.0, *now);
+            *now += Duration::from_millis(10);
+            policy.drained(true, *now);
+            let read = i % 2 == 1;
+            policy.candidates(1, *now);
+            policy.predict(1, &[0, 1], 2, *now, |_| read, &mut prefetches);
+            assert!(i < 150 || prefetches.is_empty() == read);
+            *now += Duration::from_millis(100);
+            policy.routed(1, if read { &[4, 5] } else { &[0, 1] }, 1, *now);
+        }
+    }
+
+    #[test]
+    fn precision_and_recall_are_of_what_was_prefetched() {
+        let mut machine = machine(Lookahead::Experts(2), 4);
+        machine.token(1, 0);
+        machine.token(3, 0);
+        let expected = PrefetchAccuracy {
+            layer: 1,
+            width: 2,
+            prefetched: 4,
+            right: 3,
+            used: 8,
+            predicted: 4,
+        };
+        assert_eq!(machine.policy.accuracy(), [expected]);
+    }
+
+    #[test]
+    fn the_last_prediction_counts_and_long_prompts_do_not() {
+        let Machine { mut policy, now } = machine(Lookahead::Experts(1), 1);
+        let mut prefetches = Vec::new();
+        for id in [5, 6] {
+            policy.candidates(1, now);
+            policy.predict(1, &[id], 1, now, |_| true, &mut prefetches);
+        }
+        policy.routed(1, &[6], 1, now);
+        assert_eq!(policy.accuracy()[0].right, 1);
+        policy.predict(1, &[5; 100], 1, now, |_| true, &mut prefetches);
+        assert_eq!(prefetches, [5]);
+        policy.routed(1, &[5; 100], 100, now);
+        assert_eq!(policy.accuracy()[0].prefetched, 1);
+    }
+
+    #[test]
+    fn every_token_has_its_own_candidates_and_any_token_confirms_them() {
+        let Machine { mut policy, now } = machine(Lookahead::Experts(2), 2);
+        let mut prefetches = Vec::new();
+        // Three tokens of different sequences, three candidates each.
+        let candidates = [1, 2, 3, 4, 2, 5, 6, 1, 7];
+        policy.predict(1, &candidates, 3, now, |_| true, &mut prefetches);
+        assert_eq!(
+            prefetches,
+            [1, 4, 6, 2],
+            "by rank, then by token, each once"
+        );
+        policy.routed(1, &[1, 2, 8, 9, 6, 9], 3, now);
+        let accuracy = policy.accuracy()[0];
+        assert_eq!((accuracy.prefetched, accuracy.right), (6, 5));
+        assert_eq!(accuracy.used, 6);
+    }
+}

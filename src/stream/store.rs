@@ -232,8 +232,11 @@ impl ExpertStore {
         }
         let mut predicted = std::mem::take(&mut self.predicted);
         let (now, slabs, prefetches) = (self.time.now(), &self.slabs, &self.prefetches);
-        let state = |expert| prefetches.state(ExpertKey { layer, expert }, slabs);
-        (self.policy).predict(layer, candidates, ranks, now, state, &mut predicted);
+        let missing = |expert| {
+            let slab = slabs.cache.slab(ExpertKey { layer, expert });
+            slab.is_none_or(|slab| prefetches.is_unconfirmed(slab) && !slabs.is_full(slab))
+        };
+        (self.policy).predict(layer, candidates, ranks, now, missing, &mut predicted);
         self.prefetches
             .drop_outdated(layer, &predicted, &mut self.slabs);
         let result = self.request(layer, &predicted, Urgency::Prefetch);
@@ -295,7 +298,6 @@ impl ExpertStore {
         self.prefetches.drop_waiting();
         let next_group = self.prefetches.take_next_group();
         let before = self.stats.hits;
-        let alone = !self.slabs.engine.is_reading();
         let mut missing = 0.0;
         for &expert in ids {
             let slab = self.slabs.cache.slab(ExpertKey { layer, expert });
@@ -312,7 +314,7 @@ impl ExpertStore {
             missing += f64::from(u8::from(slab.is_none()));
             self.demands.push(expert, slab);
         }
-        self.policy.demanded(missing, alone, self.time.now());
+        self.policy.demanded(missing, self.time.now());
         if let Some(trace) = &mut self.slabs.trace {
             trace.demanded(layer, ids, self.stats.hits - before);
         }
@@ -371,7 +373,6 @@ impl ExpertStore {
             let Some(slab) = self.start(key, Priority::Prefetch)? else {
                 break;
             };
-            self.policy.prefetched();
             let predicted = self.prefetches.started(slab, self.demands.layer);
             self.stats.speculative_reads += u64::from(predicted);
         }
@@ -586,7 +587,7 @@ impl ExpertStore {
         // Prefetches may be under way.
         self.abandon_demands();
         self.prefetches.drop_waiting();
-        while self.slabs.engine.is_reading() {
+        while self.slabs.is_reading() {
             let event = self.slabs.engine.wait().ok()?;
             if let Err(error) = self.handle(event, false) {
                 tracing::debug!("{error}");

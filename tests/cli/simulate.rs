@@ -30,41 +30,6 @@ fn more_drives_and_more_memory_give_more_tokens() {
     assert!(cached > 1.5 * one, "{one} {cached}");
 }
 
-/// Reads of small experts are mostly latency on fast drives: the next layer's experts can be transferred meanwhile.
-#[test]
-fn lookahead_auto_keeps_up_with_fixed_widths_on_fast_and_slow_drives() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("model");
-    let shape = "--sparse --layers 8 --hidden 512 --moe-intermediate 256 --routed-experts 64 --experts-per-token 8 --vocab 512";
-    let mut synth = colibri();
-    synth.arg("synth").arg(&model).args(shape.split(' '));
-    assert!(finish(synth).status.success());
-    for (device, slots, others) in [
-        ("8GB/s@100us", "4", ["off", "8"]),
-        ("3.2GB/s@100us", "16", ["off", "6"]),
-        ("200MB/s@100us", "8", ["off", "2"]),
-    ] {
-        let rate = |lookahead| {
-            let args = [
-                ["--device", device],
-                ["--cache-slots", slots],
-                ["--compute-rate", "15GB/s"],
-                ["--tokens", "150"],
-                ["--lookahead", lookahead],
-            ];
-            let args = [args.as_flattened(), &["--json"]].concat();
-            let report = json_of(&finish(on_model(
-                "simulate",
-                std::slice::from_ref(&model),
-                &args,
-            )));
-            report["tokens_per_second"].as_f64().unwrap()
-        };
-        let (auto, best) = (rate("auto"), f64::max(rate(others[0]), rate(others[1])));
-        assert!(auto >= 0.98 * best, "{device}: {auto} of {best}");
-    }
-}
-
 #[test]
 fn the_bottleneck_is_named() {
     let of = |rate, device| {

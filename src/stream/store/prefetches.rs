@@ -7,7 +7,6 @@ use colibri_ring::SlabId;
 use super::slabs::ExpertSlabs;
 use crate::stream::cache::Cache;
 use crate::stream::key::ExpertKey;
-use crate::stream::prefetch_policy::CandidateState;
 
 /// Experts that are predicted to be demanded.
 #[derive(Debug, Default)]
@@ -55,19 +54,8 @@ impl PrefetchQueue {
     }
 
     /// Whether the slab was read on a prediction that its router has not confirmed.
-    fn is_unconfirmed(&self, slab: SlabId) -> bool {
+    pub fn is_unconfirmed(&self, slab: SlabId) -> bool {
         self.unconfirmed.contains(&slab)
-    }
-
-    /// Whether a candidate has to be read.
-    pub fn state(&self, key: ExpertKey, slabs: &ExpertSlabs) -> CandidateState {
-        match slabs.cache.slab(key) {
-            None => CandidateState::Absent,
-            Some(slab) if self.is_unconfirmed(slab) && !slabs.is_full(slab) => {
-                CandidateState::Reading
-            }
-            Some(_) => CandidateState::InMemory,
-        }
     }
 
     /// The slabs of the next group, which is demanded now.

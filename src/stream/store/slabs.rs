@@ -59,6 +59,12 @@ impl ExpertSlabs {
         self.engine.state(slab) == SlabState::Full
     }
 
+    /// Whether any read is under way.
+    pub fn is_reading(&self) -> bool {
+        let mut slabs = (0..self.engine.slabs() as u32).map(SlabId);
+        slabs.any(|slab| matches!(self.engine.state(slab), SlabState::Filling(_)))
+    }
+
     /// Starts the read of an expert, evicting another one if no slab is free. `None` when all slabs of its class are busy.
     pub fn start(
         &mut self,
