@@ -206,6 +206,18 @@ fn bound(dir: &Path, version: Version) -> Option<CgroupBound> {
     })
 }
 
+/// Resident memory of this process in bytes; 0 when it cannot be read.
+pub(crate) fn process_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm
+        .split(' ')
+        .nth(1)
+        .and_then(|pages| pages.parse::<u64>().ok());
+    pages
+        .unwrap_or(0)
+        .saturating_mul(rustix::param::page_size() as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,8 +16,8 @@ mod output;
 use args::command_line;
 use args::usage::WrongUsage;
 use commands::{
-    chat, convert, decode, demo, doctor, inspect, manual, mirror, plan, profile, score, simulate,
-    synth,
+    chat, convert, decode, demo, doctor, inspect, manual, mirror, plan, profile, score, serve,
+    simulate, synth,
 };
 use output::error::{LogWriter, is_closed_pipe, one_line};
 use output::{printer, terminal};
@@ -47,6 +47,7 @@ enum Command {
     Decode(Box<decode::DecodeArgs>),
     Chat(Box<chat::ChatArgs>),
     Score(Box<score::ScoreArgs>),
+    Serve(Box<serve::ServeArgs>),
     Profile(profile::ProfileArgs),
     Mirror(mirror::MirrorArgs),
     Simulate(simulate::SimulateArgs),
@@ -66,6 +67,7 @@ impl Command {
             Command::Decode(args) => Some(&mut args.model.model),
             Command::Chat(args) => Some(&mut args.model.model),
             Command::Score(args) => Some(&mut args.model.model),
+            Command::Serve(args) => Some(&mut args.model.model),
             Command::Plan(args) => Some(&mut args.model.model),
             Command::Simulate(args) => Some(&mut args.model),
             Command::Inspect(args) => Some(&mut args.model),
@@ -109,12 +111,14 @@ fn run(mut command: Command) -> anyhow::Result<ExitCode> {
     match &mut command {
         Command::Decode(args) => args.model.demo = demo.is_some(),
         Command::Chat(args) => args.model.demo = demo.is_some(),
+        Command::Serve(args) => args.model.demo = demo.is_some(),
         _ => {}
     }
     match command {
         Command::Decode(args) => decode::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Score(args) => score::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Mirror(args) => mirror::run(&args),
         Command::Inspect(args) => inspect::run(&args),

@@ -234,10 +234,41 @@ impl<'a> Conversation<'a> {
         Ok(Turn { ids, reused })
     }
 
+    /// Text and ids of other messages, whose last one is to be answered. `known` is asked for the longest beginning of the text whose ids
+    /// are known, because a model chose them: its length in bytes, and the ids. In raw format the text is empty.
+    ///
+    /// # Errors
+    /// [`ChatError::Template`] and [`ChatError::Tokenizer`].
+    pub fn prompt(
+        &mut self,
+        messages: Vec<Message>,
+        known: impl FnOnce(&str) -> Option<(usize, Vec<u32>)>,
+    ) -> Result<(String, Vec<u32>), ChatError> {
+        self.messages = messages;
+        self.spelled = Spelled::default();
+        self.asked.clear();
+        if !self.render()? {
+            return Ok((String::new(), self.continued()?));
+        }
+        if let Some((len, ids)) = known(&self.asked) {
+            let text = self.asked[..len].to_owned();
+            self.spelled = Spelled { text, ids };
+        }
+        Ok((self.asked.clone(), self.spell()?))
+    }
+
     /// The ids of the conversation.
     fn encode(&mut self) -> Result<Vec<u32>, ChatError> {
+        Ok(match self.render()? {
+            true => self.spell()?,
+            false => self.continued()?,
+        })
+    }
+
+    /// Renders the messages into `asked`; false in raw format.
+    fn render(&mut self) -> Result<bool, ChatError> {
         let Format::Template(template) = &self.format else {
-            return Ok(self.continued()?);
+            return Ok(false);
         };
         if let Some(error) = self.stopped.take() {
             return Err(error.into());
@@ -250,7 +281,7 @@ impl<'a> Conversation<'a> {
             .collect();
         self.asked = template.render(&guarded)?;
         template.check_includes(&guarded, &self.asked)?;
-        Ok(self.spell()?)
+        Ok(true)
     }
 
     /// Tokens of a new conversation with the last message.

@@ -1,5 +1,7 @@
 //! Follows one request from its first prompt row to its last token.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
@@ -25,6 +27,7 @@ pub struct Active {
     first: Option<Instant>,
     /// Rows of the prompt whose probabilities have been reported.
     reported: usize,
+    enough: Arc<AtomicBool>,
     ended: bool,
 }
 
@@ -61,6 +64,7 @@ impl Active {
         let Submission {
             request,
             events,
+            enough,
             at,
         } = submission;
         let mut sequence = runner.sequence();
@@ -74,6 +78,8 @@ impl Active {
         let mut sampler = Sampler::new(request.sampling).adjusted(request.adjustments.clone());
         sampler.observe(&request.ids);
         let limit = request.ids.len().saturating_add(request.max_tokens);
+        let (done, all) = (cached, request.ids.len());
+        let _ = events.send(Event::Prompt { done, all });
         let summary = Summary {
             prompt_tokens: request.ids.len(),
             cached_tokens: cached,
@@ -91,6 +97,7 @@ impl Active {
             admitted: Instant::now(),
             first: None,
             reported: 0,
+            enough,
             ended: false,
         })
     }
@@ -98,6 +105,13 @@ impl Active {
     /// Whether it is at its end, or its client is gone.
     pub fn is_over(&self) -> bool {
         self.ended || self.events.is_closed()
+    }
+
+    /// Ends it where its client wants no more.
+    pub fn end_if_enough(&mut self) {
+        if !self.is_over() && self.enough.load(Ordering::Relaxed) {
+            self.end(Finish::Stop);
+        }
     }
 
     /// Whether it has all rows but that of its last token.

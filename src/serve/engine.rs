@@ -32,17 +32,25 @@ pub struct EngineOptions {
 
 /// Where the events of a request arrive. Dropping it cancels the request.
 #[derive(Debug)]
-pub struct Ticket(UnboundedReceiver<Event>);
+pub struct Ticket {
+    events: UnboundedReceiver<Event>,
+    enough: Arc<AtomicBool>,
+}
 
 impl Ticket {
     /// The next event; `None` after the last one.
     pub async fn next(&mut self) -> Option<Event> {
-        self.0.recv().await
+        self.events.recv().await
+    }
+
+    /// Ends the text as a stop token does. A few more tokens may come before [`Event::End`].
+    pub fn finish(&self) {
+        self.enough.store(true, Ordering::Relaxed);
     }
 
     /// As [`Ticket::next`], for threads without a runtime.
     pub fn wait(&mut self) -> Option<Event> {
-        self.0.blocking_recv()
+        self.events.blocking_recv()
     }
 }
 
@@ -121,17 +129,19 @@ impl Engine {
         } else if prompt.saturating_add(request.max_tokens) > context {
             return Err(too_long(request.max_tokens));
         }
-        let (events, ticket) = unbounded_channel();
+        let (sender, events) = unbounded_channel();
+        let enough = Arc::<AtomicBool>::default();
         let running = self.metrics.running.load(Ordering::Relaxed);
         let idle = self.options.parallel.saturating_sub(running);
         let at = Instant::now();
         let submission = Submission {
             request,
-            events,
+            events: sender,
+            enough: Arc::clone(&enough),
             at,
         };
         self.queue.push(submission, idle)?;
-        Ok(Ticket(ticket))
+        Ok(Ticket { events, enough })
     }
 
     /// Requests that wait.

@@ -9,6 +9,7 @@
 mod active;
 mod budget;
 mod engine;
+pub mod http;
 mod metrics;
 pub mod page;
 mod queue;

@@ -1,7 +1,8 @@
 //! Holds requests until the engine takes them up.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
@@ -13,6 +14,8 @@ use super::request::{Event, Refusal, Request};
 pub struct Submission {
     pub request: Request,
     pub events: UnboundedSender<Event>,
+    /// The client wants no more tokens.
+    pub enough: Arc<AtomicBool>,
     pub at: Instant,
 }
 

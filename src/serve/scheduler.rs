@@ -92,6 +92,7 @@ impl Scheduler {
 
     /// Drops requests that are over; what they computed can be reused.
     fn remove_ended(&mut self) {
+        self.active.iter_mut().for_each(Active::end_if_enough);
         let (over, active) = std::mem::take(&mut self.active)
             .into_iter()
             .partition(|active| active.is_over());

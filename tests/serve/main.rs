@@ -4,3 +4,4 @@
 #[allow(dead_code)]
 mod common;
 mod engine;
+mod http;

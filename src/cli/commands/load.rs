@@ -63,19 +63,26 @@ impl OpenedModel {
         &self.model
     }
 
-    /// Loads it. From then on, SIGINT and SIGTERM ask to stop.
-    pub fn load(self, options: RunOptions) -> anyhow::Result<LoadedModel> {
-        let runner = self.model.runner(&RunOptions {
-            stop: Some(interrupt::stop_flag()),
-            ..options
-        });
+    /// Loads it for a run with a stop flag of its own.
+    pub fn load_with(self, options: &RunOptions) -> anyhow::Result<(Model, TextRunner)> {
+        let runner = self.model.runner(options);
         if let Some(bar) = self.bar.get() {
             bar.finish_and_clear();
         }
+        Ok((self.model, runner?))
+    }
+
+    /// Loads it. From then on, SIGINT and SIGTERM ask to stop.
+    pub fn load(self, options: RunOptions) -> anyhow::Result<LoadedModel> {
+        let start = self.start;
+        let (model, runner) = self.load_with(&RunOptions {
+            stop: Some(interrupt::stop_flag()),
+            ..options
+        })?;
         Ok(LoadedModel {
-            runner: runner?,
-            model: self.model,
-            load_seconds: self.start.elapsed().as_secs_f64(),
+            model,
+            runner,
+            load_seconds: start.elapsed().as_secs_f64(),
         })
     }
 }

@@ -14,5 +14,6 @@ pub mod mirror;
 pub mod plan;
 pub mod profile;
 pub mod score;
+pub mod serve;
 pub mod simulate;
 pub mod synth;

@@ -8,6 +8,8 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use crate::memory::process_bytes;
+
 /// The engine recurses over expressions and values: one level for each byte of an expression, and without end for a value that contains
 /// itself. So the stack exceeds the memory limit by what can be touched between two checks. Untouched pages cost nothing.
 const STACK_BEYOND_MEMORY: u64 = 1 << 30;
@@ -40,7 +42,7 @@ pub fn within<T: Send + 'static>(
 ) -> Result<T, NoResult> {
     let (send, receive) = channel();
     let start = Instant::now();
-    let before = resident_bytes();
+    let before = process_bytes();
     let stack = limits.memory.saturating_add(STACK_BEYOND_MEMORY);
     let stack = stack.min(MAX_STACK);
     let thread = Builder::new()
@@ -55,23 +57,11 @@ pub fn within<T: Send + 'static>(
             Err(RecvTimeoutError::Disconnected) => return Err(NoResult::Exhausted),
             Err(RecvTimeoutError::Timeout) => {}
         }
-        let memory = resident_bytes().saturating_sub(before);
+        let memory = process_bytes().saturating_sub(before);
         if start.elapsed() > limits.time || memory > limits.memory {
             return Err(NoResult::Exhausted);
         }
     }
-}
-
-/// Resident memory in bytes; 0 when it cannot be read.
-fn resident_bytes() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = statm
-        .split(' ')
-        .nth(1)
-        .and_then(|pages| pages.parse::<u64>().ok());
-    pages
-        .unwrap_or(0)
-        .saturating_mul(rustix::param::page_size() as u64)
 }
 
 #[cfg(test)]

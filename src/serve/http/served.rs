@@ -1,0 +1,179 @@
+//! Holds the model that is served, and turns prompts and messages into ids.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::error::ApiError;
+use crate::runtime::chat::{Conversation, Format};
+use crate::runtime::dialect::Dialect;
+use crate::runtime::sample::Sampling;
+use crate::runtime::template::{ChatTemplate, Message};
+use crate::runtime::tokenizer::Tokenizer;
+use crate::serve::Engine;
+
+/// Answers whose ids are remembered.
+const ANSWERS: usize = 256;
+
+/// A model that is served.
+#[derive(Debug)]
+pub struct Served {
+    pub(super) engine: Engine,
+    pub(super) name: String,
+    /// Seconds since 1970 at which it was ready.
+    pub(super) created: u64,
+    pub(super) tokenizer: Option<&'static Tokenizer>,
+    pub(super) sampling: Sampling,
+    /// Ids that end a text.
+    pub(super) stop: Vec<u32>,
+    pub(super) vocabulary: usize,
+    chat: Option<Chat>,
+}
+
+#[derive(Debug)]
+struct Chat {
+    template: ChatTemplate,
+    dialect: Dialect,
+    /// Ids that end an answer.
+    stop: Vec<u32>,
+    /// Conversations that render nothing now.
+    idle: Mutex<Vec<Conversation<'static>>>,
+    answers: Mutex<VecDeque<Answered>>,
+}
+
+/// A rendered text up to the end of an answer, and the ids of which the model chose the last ones.
+#[derive(Debug)]
+struct Answered {
+    text: String,
+    ids: Vec<u32>,
+}
+
+/// What `served` needs of a model.
+#[derive(Debug)]
+pub struct Parts {
+    /// What computes.
+    pub engine: Engine,
+    /// Its name for clients.
+    pub name: String,
+    /// Lives as long as the process.
+    pub tokenizer: Option<&'static Tokenizer>,
+    /// How its messages become text.
+    pub template: Option<ChatTemplate>,
+    /// For requests that do not say how tokens are drawn.
+    pub sampling: Sampling,
+    /// The model's stop tokens.
+    pub stop: Vec<u32>,
+    /// Number of token ids.
+    pub vocabulary: usize,
+}
+
+impl Served {
+    /// A model that is ready.
+    pub fn new(parts: Parts) -> Served {
+        let chat = match (parts.tokenizer, parts.template) {
+            (Some(tokenizer), Some(template)) => Some(Chat::new(tokenizer, template, &parts.stop)),
+            _ => None,
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Served {
+            engine: parts.engine,
+            name: parts.name,
+            created: now.map_or(0, |now| now.as_secs()),
+            tokenizer: parts.tokenizer,
+            sampling: parts.sampling,
+            stop: parts.stop,
+            vocabulary: parts.vocabulary,
+            chat,
+        }
+    }
+
+    /// The tokenizer, for a request whose field `field` has text.
+    pub(super) fn tokenizer(&self, field: &str) -> Result<&'static Tokenizer, ApiError> {
+        let problem = "the model has no tokenizer.json: give token ids";
+        self.tokenizer
+            .ok_or_else(|| ApiError::field(field, problem))
+    }
+
+    fn chat(&self) -> Result<&Chat, ApiError> {
+        let problem = "the model has no chat template: use /v1/completions";
+        (self.chat.as_ref()).ok_or_else(|| ApiError::field("messages", problem))
+    }
+
+    /// Checks that messages can be answered.
+    pub(super) fn check_chat(&self) -> Result<(), ApiError> {
+        self.chat().map(drop)
+    }
+
+    /// Text and ids of messages.
+    pub(super) fn prompt(&self, messages: Vec<Message>) -> Result<(String, Vec<u32>), ApiError> {
+        let chat = self.chat()?;
+        let idle = lock(&chat.idle).pop();
+        let mut conversation = match (idle, self.tokenizer) {
+            (Some(conversation), _) => conversation,
+            (None, Some(tokenizer)) => chat.conversation(tokenizer),
+            (None, None) => return Err(ApiError::internal("the tokenizer is missing")),
+        };
+        let prompt = conversation.prompt(messages, |text| chat.known(text));
+        lock(&chat.idle).push(conversation);
+        Ok(prompt?)
+    }
+
+    /// Remembers the ids of an answer to a prompt, for the conversation's next message.
+    pub(super) fn remember(&self, prompt: &str, prompt_ids: &[u32], answer: &str, ids: &[u32]) {
+        let Some(chat) = &self.chat else { return };
+        let ends = ids.last().is_some_and(|last| chat.stop.contains(last));
+        let ids = &ids[..ids.len() - usize::from(ends)];
+        let mut answers = lock(&chat.answers);
+        if answers.len() == ANSWERS {
+            answers.pop_front();
+        }
+        answers.push_back(Answered {
+            text: prompt.to_owned() + answer,
+            ids: [prompt_ids, ids].concat(),
+        });
+    }
+
+    /// Ids that end an answer.
+    pub(super) fn chat_stop(&self) -> &[u32] {
+        self.chat.as_ref().map_or(&[], |chat| &chat.stop)
+    }
+
+    pub(super) fn dialect(&self) -> Dialect {
+        self.chat
+            .as_ref()
+            .map_or_else(Dialect::default, |chat| chat.dialect)
+    }
+}
+
+impl Chat {
+    fn new(tokenizer: &'static Tokenizer, template: ChatTemplate, stop: &[u32]) -> Chat {
+        let mut chat = Chat {
+            dialect: Dialect::of(&template),
+            template,
+            stop: stop.to_vec(),
+            idle: Mutex::default(),
+            answers: Mutex::default(),
+        };
+        let conversation = chat.conversation(tokenizer);
+        chat.stop.extend(conversation.end_tokens());
+        chat.idle = Mutex::new(vec![conversation]);
+        chat
+    }
+
+    fn conversation(&self, tokenizer: &'static Tokenizer) -> Conversation<'static> {
+        let format = Format::Template(Box::new(self.template.clone()));
+        Conversation::new(tokenizer, format, None)
+    }
+
+    /// The longest remembered beginning of `text`.
+    fn known(&self, text: &str) -> Option<(usize, Vec<u32>)> {
+        let answers = lock(&self.answers);
+        let known = answers.iter().filter(|known| text.starts_with(&known.text));
+        let longest = known.max_by_key(|known| known.text.len())?;
+        Some((longest.text.len(), longest.ids.clone()))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
