@@ -83,7 +83,7 @@ pub fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().collect();
     let outcome = match command_line::parse::<Cli>(&args) {
         Ok(parsed) => {
-            log_to_stderr(parsed.args.verbose);
+            log_to_stderr(parsed.args.verbose, parsed.args.command.as_ref());
             let outcome = match parsed.args.command {
                 Some(command) => run(command),
                 None => demonstrate(),
@@ -164,19 +164,28 @@ fn show(said: &clap::Error) -> anyhow::Result<ExitCode> {
     Ok(u8::try_from(said.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-fn log_to_stderr(verbose: u8) {
-    let level = ["warn", "info", "debug", "trace"][usize::from(verbose.min(3))];
+/// A server also logs a line for each request, with the time.
+fn log_to_stderr(verbose: u8, command: Option<&Command>) {
+    let server = match command {
+        Some(Command::Serve(args)) => Some(args.log_json),
+        _ => None,
+    };
+    let level = usize::from(verbose) + usize::from(server.is_some());
+    let level = ["warn", "info", "debug", "trace"][level.min(3)];
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| LogWriter)
         .with_ansi(terminal::styled(&io::stderr()))
         .with_target(false)
-        .without_time()
         // Reporting a failed write to the same stderr would panic.
-        .log_internal_errors(false)
-        .init();
+        .log_internal_errors(false);
+    match server {
+        None => log.without_time().init(),
+        Some(false) => log.init(),
+        Some(true) => log.json().flatten_event(true).init(),
+    }
 }
 
 #[cfg(test)]
