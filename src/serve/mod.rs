@@ -11,7 +11,6 @@ mod budget;
 mod engine;
 pub mod http;
 mod metrics;
-pub mod page;
 mod queue;
 mod request;
 mod scheduler;

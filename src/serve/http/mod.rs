@@ -1,4 +1,4 @@
-//! Speaks HTTP: the OpenAI API, health and metrics.
+//! Speaks HTTP: the OpenAI API, health, metrics and the chat page.
 //!
 //! [`App`] exists once. [`serve`] accepts connections from the beginning, and answers 503 until [`App::ready`] is given a [`Served`] model.
 
@@ -11,6 +11,7 @@ mod fields;
 mod guard;
 mod metrics;
 mod output;
+mod page;
 mod served;
 mod stream;
 
@@ -100,6 +101,7 @@ pub fn router(app: &'static App) -> Router {
         .route("/v1/completions", post(completions::handle))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
+        .route("/", get(page::handle))
         .route("/health", get(health))
         .route("/metrics", get(metrics::handle))
         .fallback(|| async { ApiError::not_found("there is no such path") })

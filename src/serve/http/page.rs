@@ -2,6 +2,8 @@
 
 use std::sync::LazyLock;
 
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use sha2::{Digest, Sha256};
 
@@ -17,14 +19,14 @@ const SCRIPT: &str = concat!(
 );
 
 /// The page, a single HTML document.
-pub static HTML: LazyLock<String> = LazyLock::new(|| {
+static HTML: LazyLock<String> = LazyLock::new(|| {
     MARKUP
         .replace("/*STYLE*/", STYLE)
         .replace("/*SCRIPT*/", SCRIPT)
 });
 
 /// Value of the page's Content-Security-Policy: its own style and script, and requests to its own server.
-pub static POLICY: LazyLock<String> = LazyLock::new(|| {
+static POLICY: LazyLock<String> = LazyLock::new(|| {
     format!(
         "default-src 'none'; style-src {}; script-src {}; connect-src 'self'; img-src data:; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -32,6 +34,19 @@ pub static POLICY: LazyLock<String> = LazyLock::new(|| {
         source_hash(SCRIPT)
     )
 });
+
+/// Answers `/`.
+pub async fn handle() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, POLICY.as_str()),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        // Another version of the program has another page.
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, HTML.as_str()).into_response()
+}
 
 fn source_hash(text: &str) -> String {
     format!("'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(text)))
