@@ -217,8 +217,13 @@ byId("latest").onclick = () => {
   toEnd();
   input.focus();
 };
+// Only the reader scrolls up: a growing text or a smaller window leaves scrollTop where it is.
+let lastTop = 0;
 scroller.onscroll = () => {
-  following = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
+  const { scrollTop, scrollHeight, clientHeight } = scroller;
+  if (scrollHeight - scrollTop - clientHeight < 48) following = true;
+  else if (scrollTop < lastTop) following = false;
+  lastTop = scrollTop;
   if (following) byId("latest").hidden = true;
 };
 new ResizeObserver(() => { if (following) toEnd(); }).observe(scroller);
