@@ -368,6 +368,11 @@ fn other_hosts_and_wrong_keys_are_refused() {
     let mut keyed = Server::start(&["--api-key-file", file.to_str().unwrap()]);
     let body = json!({"prompt": "a", "max_tokens": 1}).to_string();
     assert_eq!(keyed.post("/v1/completions", &body).0, 401);
+    // The page asks for the key, so it comes without one.
+    let (status, page) = keyed.get("/");
+    assert_eq!(status, 200);
+    assert!(page.starts_with("<!doctype html>"));
+    assert_eq!(keyed.get("/metrics").0, 401);
     keyed.key = Some("a-keys");
     assert_eq!(keyed.post("/v1/completions", &body).0, 401);
     keyed.key = Some("a-key");
