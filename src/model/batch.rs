@@ -16,6 +16,17 @@ pub enum Logits {
     All,
 }
 
+impl Logits {
+    /// Rows of logits of a step with `ids` tokens.
+    pub fn rows(self, ids: usize) -> usize {
+        match self {
+            Logits::None => 0,
+            Logits::Last => 1,
+            Logits::All => ids,
+        }
+    }
+}
+
 /// Tokens that are appended to one sequence in a forward pass.
 #[derive(Debug)]
 pub struct Step<'a> {
@@ -30,11 +41,7 @@ pub struct Step<'a> {
 impl Step<'_> {
     /// Rows of logits of the step.
     pub fn logit_rows(&self) -> usize {
-        match self.logits {
-            Logits::None => 0,
-            Logits::Last => 1,
-            Logits::All => self.ids.len(),
-        }
+        self.logits.rows(self.ids.len())
     }
 }
 

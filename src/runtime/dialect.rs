@@ -87,3 +87,12 @@ impl Dialect {
         Splitter::new(self.thinks, opened, calls, tools)
     }
 }
+
+/// Bytes at the end of `text` with which `tag` may begin.
+pub(crate) fn beginning(text: &str, tag: &str) -> usize {
+    let starts = tag.char_indices().map(|(at, _)| at).filter(|at| *at > 0);
+    starts
+        .rev()
+        .find(|n| text.ends_with(&tag[..*n]))
+        .unwrap_or(0)
+}

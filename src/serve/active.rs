@@ -40,17 +40,6 @@ pub struct Share {
     pub drafts: usize,
 }
 
-impl Share {
-    /// Rows of logits.
-    pub fn logit_rows(&self) -> usize {
-        match self.logits {
-            Logits::None => 0,
-            Logits::Last => 1,
-            Logits::All => self.ids.len(),
-        }
-    }
-}
-
 impl Active {
     /// Takes up a request. Rows that earlier ones have computed are shared.
     ///

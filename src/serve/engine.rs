@@ -131,8 +131,8 @@ impl Engine {
         }
         let (sender, events) = unbounded_channel();
         let enough = Arc::<AtomicBool>::default();
-        let running = self.metrics.running.load(Ordering::Relaxed);
-        let idle = self.options.parallel.saturating_sub(running);
+        let running = self.metrics.running.get();
+        let idle = self.options.parallel.saturating_sub(running as usize);
         let at = Instant::now();
         let submission = Submission {
             request,

@@ -1,7 +1,7 @@
 //! Counts what the engine does, for others to read while it runs.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -41,9 +41,9 @@ pub struct SourceReads {
 #[derive(Debug, Default)]
 pub struct Metrics {
     /// Requests in passes.
-    pub running: AtomicUsize,
+    pub running: Count,
     /// Requests whose pages are in files.
-    pub swapped: AtomicUsize,
+    pub swapped: Count,
     /// Tokens of prompts.
     pub prompt_tokens: Count,
     /// Tokens of prompts whose rows were in memory.

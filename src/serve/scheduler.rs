@@ -106,9 +106,7 @@ impl Scheduler {
                 tracing::debug!("the end of a text is not kept: {error}");
             }
         }
-        self.metrics
-            .running
-            .store(self.active.len(), Ordering::Relaxed);
+        self.metrics.running.set(self.active.len() as u64);
     }
 
     /// Takes sequences back from their files, the oldest first, and then requests from the queue.
@@ -152,9 +150,7 @@ impl Scheduler {
                     let _ = events.send(Event::Failed(error.into()));
                 }
             }
-            self.metrics
-                .running
-                .store(self.active.len(), Ordering::Relaxed);
+            self.metrics.running.set(self.active.len() as u64);
         }
     }
 
@@ -277,7 +273,7 @@ impl Scheduler {
                 true => decoding += share.ids.len(),
                 false => prompt += share.ids.len(),
             }
-            let rows = share.logit_rows();
+            let rows = share.logits.rows(share.ids.len());
             let logits = &self.runner.logits()[row * vocabulary..][..rows * vocabulary];
             row += rows;
             let before = active.tokens();
@@ -361,7 +357,7 @@ impl Scheduler {
     fn count(&mut self) {
         let swapped = |active: &&Active| active.sequence.is_swapped();
         let swapped = self.active.iter().filter(swapped).count();
-        self.metrics.swapped.store(swapped, Ordering::Relaxed);
+        self.metrics.swapped.set(swapped as u64);
         self.metrics.free_pages.set(self.runner.free_pages() as u64);
         if (self.counted).is_some_and(|counted| counted.elapsed() < STATISTICS) {
             return;
@@ -397,7 +393,7 @@ impl Drop for Scheduler {
         while let Some(waiting) = self.queue.pop() {
             let _ = waiting.events.send(Event::Failed(ServeError::Stopped));
         }
-        self.metrics.running.store(0, Ordering::Relaxed);
+        self.metrics.running.set(0);
     }
 }
 

@@ -11,6 +11,8 @@ mod mtp;
 mod open;
 mod packed;
 mod reference;
+#[path = "../common/rng.rs"]
+mod rng;
 mod sequences;
 mod simulated;
 mod stream;

@@ -16,6 +16,7 @@ use colibri_uring::stream::Lookahead;
 use colibri_uring::stream::slots::Budget;
 
 use crate::fixture::{Fixture, Solo, bits, fixture};
+use crate::rng::Rng;
 
 /// Cases of each model.
 const CASES: usize = 40;
@@ -31,25 +32,6 @@ const MODELS: [(&str, bool); 8] = [
     ("mtp-share", true),
     ("mtp-container", true),
 ];
-
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % n.max(1)
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-}
 
 /// A text and the logits after each of its tokens.
 pub struct Text {

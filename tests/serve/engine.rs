@@ -15,23 +15,9 @@ use colibri_uring::serve::{
 use colibri_uring::{Model, ModelOptions, RunOptions, Sampling};
 
 use crate::common::Saved;
+use crate::rng::Rng;
 
 const REQUESTS: usize = 300;
-
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % n
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
 
 fn model(name: &str, drafts: Mode) -> Model {
     let saved = Saved::named(name);
@@ -104,7 +90,7 @@ fn requests(vocabulary: usize, n: usize, context: usize) -> Vec<Request> {
         };
         let tokens = 1 + rng.below(36);
         let most = context - tokens;
-        let more = 1 + [0, 5, 60, 130, 250][rng.below(5)];
+        let more = 1 + rng.pick(&[0, 5, 60, 130, 250]);
         let len = (ids.len() + 1 + rng.below(more)).min(most);
         ids.truncate(most);
         ids.extend((ids.len()..len).map(|_| rng.below(vocabulary) as u32));
@@ -315,10 +301,7 @@ fn clients_that_go_away_leave_nothing_behind() {
     engine.join();
     let metrics = engine.metrics();
     assert_eq!(metrics.free_pages.get(), metrics.pages.get());
-    assert_eq!(
-        (engine.waiting(), metrics.running.load(Ordering::Relaxed)),
-        (0, 0)
-    );
+    assert_eq!((engine.waiting(), metrics.running.get()), (0, 0));
 }
 
 #[test]

@@ -5,3 +5,5 @@
 mod common;
 mod engine;
 mod http;
+#[path = "../common/rng.rs"]
+mod rng;

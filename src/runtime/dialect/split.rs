@@ -1,7 +1,7 @@
 //! Follows an answer from tag to tag. Text that may be the beginning of a tag is held back.
 
 use super::pairs::{Found, Pairs};
-use super::{CallFormat, Part, Tool, json};
+use super::{CallFormat, Part, Tool, beginning, json};
 
 const THINK: &str = "<think>";
 const THOUGHT: &str = "</think>";
@@ -212,10 +212,4 @@ impl Splitter {
         self.emit(&(CALL.to_owned() + &rest));
         true
     }
-}
-
-/// Bytes at the end of `text` with which `tag` may begin.
-fn beginning(text: &str, tag: &str) -> usize {
-    let ends = |n: &usize| text.ends_with(&tag[..*n]);
-    (1..tag.len()).rev().find(ends).unwrap_or(0)
 }

@@ -2,6 +2,7 @@
 
 use super::error::ApiError;
 use super::served::Served;
+use crate::runtime::dialect::beginning;
 use crate::runtime::tokenizer::{TextStream, Tokenizer};
 use crate::serve::Ticket;
 use crate::serve::request::{Drawn, Event, Finish, Request, Summary};
@@ -151,13 +152,4 @@ impl Answer {
         self.ended = Some((finish, summary));
         Ok(Piece::Text(text, tokens))
     }
-}
-
-/// Bytes at the end of `text` with which `stop` may begin.
-fn beginning(text: &str, stop: &str) -> usize {
-    let starts = stop.char_indices().map(|(at, _)| at).filter(|at| *at > 0);
-    starts
-        .rev()
-        .find(|n| text.ends_with(&stop[..*n]))
-        .unwrap_or(0)
 }

@@ -1,5 +1,7 @@
 //! Turns errors into answers of the OpenAI API's form.
 
+use std::fmt;
+
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -37,7 +39,7 @@ impl ApiError {
     }
 
     /// 400: a field is wrong, or asks for what cannot be done.
-    pub(super) fn field(field: &str, problem: impl std::fmt::Display) -> ApiError {
+    pub(super) fn field(field: &str, problem: impl fmt::Display) -> ApiError {
         ApiError {
             field: Some(field.to_owned()),
             ..ApiError::bad_request(format!("{field}: {problem}"))
@@ -73,7 +75,7 @@ impl ApiError {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body does not arrive")
     }
 
-    pub(super) fn internal(message: impl std::fmt::Display) -> ApiError {
+    pub(super) fn internal(message: impl fmt::Display) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message.to_string())
     }
 
@@ -91,6 +93,12 @@ impl ApiError {
             _ => "invalid_request_error",
         };
         json!({"error": {"message": self.message, "type": kind, "param": self.field, "code": null}})
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
     }
 }
 

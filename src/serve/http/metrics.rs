@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -146,8 +145,8 @@ pub async fn handle(State(app): Shared) -> Result<Response, ApiError> {
     let version = env!("CARGO_PKG_VERSION");
     text.head("info", "gauge", "Version and model.");
     text.value("info", &[("version", version), ("model", &served.name)], 1);
-    let running = engine.running.load(Ordering::Relaxed);
-    let swapped = engine.swapped.load(Ordering::Relaxed);
+    let running = engine.running.get();
+    let swapped = engine.swapped.get();
     text.one(
         "requests_running",
         "gauge",

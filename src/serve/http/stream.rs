@@ -51,6 +51,8 @@ pub struct Tracked {
     endpoint: &'static str,
     id: String,
     outcome: Outcome,
+    /// Why it fails.
+    error: Option<String>,
     total: Total,
 }
 
@@ -62,6 +64,7 @@ impl Tracked {
             endpoint,
             id: id.to_owned(),
             outcome: Outcome::Cancelled,
+            error: None,
             total: Total::default(),
         }
     }
@@ -77,7 +80,7 @@ impl Tracked {
             true => Outcome::Refused,
             false => Outcome::Failed,
         };
-        tracing::info!("request {}: {}", self.id, error.body()["error"]["message"]);
+        self.error = Some(error.to_string());
         error
     }
 }
@@ -101,6 +104,7 @@ impl Drop for Tracked {
             prefill_seconds = seconds(summary.prefill),
             decode_seconds = seconds(summary.decode),
             io_wait_seconds = seconds(summary.io_wait),
+            error = self.error,
             "request"
         );
     }
