@@ -21,6 +21,8 @@ from reference import Rejected
 
 NAME = "converted.json"
 
+ROUTER = r"\.(mlp|block_sparse_moe)\.(gate|router)\."
+
 # As the flags of `convert`. The first is its default, and every fixture has one of the others too.
 RECIPES = [
     {"experts": "int4-g64", "dense": "int4-g64", "embed": "int8", "mtp": "int8"},
@@ -31,7 +33,7 @@ RECIPES = [
 ]
 
 
-def stored(fixture: Path) -> dict:
+def stored(spec, fixture: Path) -> dict:
     """The tensors of a fixture as values: FP8 with its scales applied, experts one by one."""
     raw, out = {}, {}
     for shard in sorted(fixture.rglob("*.safetensors")):
@@ -45,20 +47,20 @@ def stored(fixture: Path) -> dict:
             block = quantise.FP8_BLOCK
             spread = scales.repeat_interleave(block, 0).repeat_interleave(block, 1)[:rows, :cols]
             tensor = tensor.float() * spread
-        out.update(weights.unfuse(name, tensor, "per-expert"))
+        out.update(weights.unfuse(name, tensor, spec, "per-expert"))
     return out
 
 
 def format_of(name: str, tensor: torch.Tensor, recipe: dict, layers: int) -> str:
     """The part of the recipe that a tensor falls under, or "f32" or "keep"."""
-    if tensor.dim() != 2 or ".mlp.gate." in name:
+    if tensor.dim() != 2 or re.search(ROUTER, name):
         return "f32"
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer and int(layer[1]) >= layers:
         return recipe["mtp"]
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
         return recipe["embed"]
-    return recipe["experts" if ".mlp.experts." in name else "dense"]
+    return recipe["experts" if ".experts." in name else "dense"]
 
 
 def crc(packed: dict) -> int:
@@ -72,7 +74,7 @@ def crc(packed: dict) -> int:
 def one(spec, fixture: Path, recipe: dict, seed: int, record) -> dict:
     """The record of one fixture and recipe."""
     packed, values = {}, {}
-    for name, tensor in stored(fixture).items():
+    for name, tensor in stored(spec, fixture).items():
         format = format_of(name, tensor, recipe, spec.config["num_hidden_layers"])
         if format in ("f32", "keep"):
             values[name] = tensor

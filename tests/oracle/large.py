@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import torch
-from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 
 import store
 import weights
+from reference import blank
 from spec import Spec, config
 
 LARGE = Spec(
@@ -32,7 +32,7 @@ DRAFTS = Spec(
 def write_large(out: Path) -> None:
     """Writes one shard a layer: six sparse layers of 64 experts of 3.5 MB each in BF16, 1.36 GB in all."""
     with torch.device("meta"):
-        shapes = weights.shapes(GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**LARGE.config)), LARGE)
+        shapes = weights.shapes(blank(LARGE), LARGE)
     groups: dict[str, list] = {}
     for name in shapes:
         parts = name.split(".")
@@ -44,7 +44,7 @@ def write_large(out: Path) -> None:
         shard = {
             part: tensor.to(weights.stored_dtype(part, LARGE)).contiguous()
             for name in names
-            for part, tensor in weights.unfuse(name, weights.draw(name, shapes[name], generator, False), LARGE.layout)
+            for part, tensor in weights.unfuse(name, weights.draw(name, shapes[name], generator, False), LARGE)
         }
         store.write_shard(out / file, shard)
         weight_map.update(dict.fromkeys(shard, file))
@@ -56,7 +56,6 @@ def write_large(out: Path) -> None:
 def write_drafts(out: Path) -> None:
     """Writes 20 layers, of which 19 are sparse with 16 experts of 0.8 MB each in BF16, and an MTP layer that mostly agrees with them: 0.3 GB."""
     torch.manual_seed(1)
-    blank = GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**DRAFTS.config))
     out.mkdir(parents=True, exist_ok=True)
-    store.write_weights(out, weights.make(blank, DRAFTS, 1), DRAFTS)
+    store.write_weights(out, weights.make(blank(DRAFTS), DRAFTS, 1), DRAFTS)
     store.write_json(out / "config.json", DRAFTS.config)

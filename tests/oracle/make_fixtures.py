@@ -9,7 +9,6 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one reduction order, and kind to a shared machine
 
 import torch
-from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 from transformers.utils import logging
 
 import chat
@@ -20,7 +19,7 @@ import store
 import text
 import weights
 from fixtures import FIXTURES
-from reference import Margins, Rejected, forward, greedy, greedy_cached, load, score, watch
+from reference import Margins, Rejected, blank, forward, greedy, greedy_cached, load, score, watch
 
 FIXTURE_DIR = Path(__file__).parent.parent / "fixtures"
 
@@ -52,8 +51,7 @@ def random_ids(count: int, vocab: int, seed: int) -> list[int]:
 def attempt(spec, out: Path, seed: int) -> dict:
     """Writes the model drawn from `seed` and returns expected.json."""
     torch.manual_seed(seed)
-    blank = GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**spec.config))
-    made = weights.make(blank, spec, seed)
+    made = weights.make(blank(spec), spec, seed)
     formats = weights.formats(made, spec)
     stored, values = quantise.expand(made, formats)
     store.write_weights(out, stored, spec, quantise.stamps(formats) if spec.stamp else None)
@@ -83,7 +81,7 @@ def record(spec, out: Path, source: Path, seed: int) -> dict:
         expected["prompt"] = spec.prompt
     else:
         tokenizer, prompt = None, random_ids(spec.prompt, vocab, seed + 1)
-    early = Margins()
+    early = Margins(spec.family)
     with watch(model, early):
         early.on_logits(forward(model, prompt)[-1])
     early.require()  # before the many forwards of the greedy continuation
@@ -97,7 +95,7 @@ def record(spec, out: Path, source: Path, seed: int) -> dict:
     if (finish == "stop") != (spec.eos_at is not None):
         raise Rejected("generation does not end as the fixture wants")
 
-    margins = Margins()
+    margins = Margins(spec.family)
     scored = random_ids(spec.score, vocab, seed + 2) if spec.score else prompt + tokens
     with watch(model, margins):
         decoded = forward(model, prompt + tokens[:-1])
@@ -110,7 +108,7 @@ def record(spec, out: Path, source: Path, seed: int) -> dict:
     if tokenizer:
         expected["text"] = tokenizer.decode(tokens, skip_special_tokens=True)
     expected["score"] = score(logits, scored)
-    if spec.indexer and spec.config["index_topk"] < len(scored):
+    if spec.indexed and spec.indexer and spec.config["index_topk"] < len(scored):
         expected["dense_score"] = dense_score(spec, source, logits, scored)
     expected["about"] = {
         "seed": seed,
@@ -123,7 +121,7 @@ def record(spec, out: Path, source: Path, seed: int) -> dict:
 def check(spec, model, margins: Margins, decoded: list[int], scored: list[int], logits: list[torch.Tensor]) -> None:
     """Rejects a model whose choices are close, or change when the same weights are run in f64."""
     margins.require()
-    wide = Margins()
+    wide = Margins(spec.family)
     model.double()
     with watch(model, wide):
         again = [forward(model, decoded), forward(model, scored)]
@@ -137,7 +135,7 @@ def check(spec, model, margins: Margins, decoded: list[int], scored: list[int], 
 
 def dense_score(spec, source: Path, sparse: torch.Tensor, ids: list[int]) -> dict:
     """What the same model says with DSA switched off; it must differ, or the fixture would not notice a missing DSA."""
-    margins, model = Margins(), load(source, spec, dense=True)
+    margins, model = Margins(spec.family), load(source, spec, dense=True)
     with watch(model, margins):
         logits = forward(model, ids)
     margins.on_logits(logits)

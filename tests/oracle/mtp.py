@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaDecoderLayer, GlmMoeDsaRMSNorm
 
 from reference import Margins, Rejected, load, watch
 
@@ -24,14 +23,19 @@ class Mtp(nn.Module):
         super().__init__()
         config = copy.deepcopy(model.config)
         index = config.num_hidden_layers
-        self.indexed = spec.mtp_indexer and spec.indexer
+        self.indexed = spec.indexed and spec.mtp_indexer and spec.indexer
         config.num_hidden_layers += 1
-        config.mlp_layer_types = [*config.mlp_layer_types, "sparse"]
-        config.indexer_types = [*config.indexer_types, "full" if self.indexed else "shared"]
+        # Other families say by first_k_dense_replace which layers are sparse.
+        if getattr(config, "mlp_layer_types", None):
+            config.mlp_layer_types = [*config.mlp_layer_types, "sparse"]
+        # Layers of these families pass choices on.
+        self.chained = hasattr(config, "indexer_types")
+        if self.chained:
+            config.indexer_types = [*config.indexer_types, "full" if self.indexed else "shared"]
         self.share = bool(spec.config.get("index_share_for_mtp_iteration"))
         self.model = model
-        self.layer = GlmMoeDsaDecoderLayer(config, index)
-        norm = lambda: GlmMoeDsaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layer = type(model.model.layers[0])(config, index)
+        norm = lambda: type(model.model.norm)(config.hidden_size, config.rms_norm_eps)
         self.enorm, self.hnorm, self.head_norm = norm(), norm(), norm()
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         own = {name.removeprefix(f"model.layers.{index}."): t.float() for name, t in tensors.items()}
@@ -49,6 +53,9 @@ class Mtp(nn.Module):
         count = x.shape[1]
         positions = torch.arange(count)[None]
         mask = torch.full((count, count), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)[None, None]
+        angles = self.model.model.rotary_emb(x, positions)
+        if not self.chained:
+            return self.layer(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)[0], None
         indexer = self.layer.self_attn.indexer
         choice = None
         if not self.indexed:
@@ -56,7 +63,6 @@ class Mtp(nn.Module):
         elif kept is not None:
             choice = torch.cat([kept, kept[:, -1:].expand(1, count - kept.shape[1], -1)], dim=1)
             self.layer.self_attn.indexer = None
-        angles = self.model.model.rotary_emb(x, positions)
         out, chosen = self.layer(x, attention_mask=mask, position_ids=positions, position_embeddings=angles, prev_topk_indices=choice)
         self.layer.self_attn.indexer = indexer
         return out[0], chosen
@@ -116,7 +122,7 @@ def record(source: Path, spec, expected: dict) -> dict:
         ends = range(len(prompt) + 1, len(ids) + 1)
         return mtp.first(ids, margins), [mtp.drafts(ids[:end], margins) for end in ends]
 
-    margins, wide = Margins(), Margins()
+    margins, wide = Margins(spec.family), Margins(spec.family)
     first, drafts = everything(margins)
     margins.require()
     mtp.double()

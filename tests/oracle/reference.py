@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import GlmMoeDsaForCausalLM
-from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaIndexer, GlmMoeDsaTopkRouter
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from families import Family
 from store import assemble
 
 # A choice closer than this could fall the other way under another, equally good, order of summation.
@@ -28,7 +28,8 @@ class Margins:
     must exceed the tolerance on logits, are absolute.
     """
 
-    def __init__(self):
+    def __init__(self, family: Family):
+        self.family = family
         self.indexer = self.router = self.argmax = float("inf")
         self.experts: dict[str, set] = {}
         self.choices: list[torch.Tensor] = []
@@ -51,9 +52,9 @@ class Margins:
                 self.indexer = min(self.indexer, self.gap(scores[0, row, :causal], k))
                 self.choices.append(scores[0, row, :causal].topk(k).indices.sort().values)
 
-    def on_router(self, name: str, module, output) -> None:
-        biased = output[0].sigmoid() + module.e_score_correction_bias
-        self.router = min(self.router, self.gap(biased, module.top_k))
+    def on_router(self, name: str, module, args, output) -> None:
+        for values, count in self.family.choice(module, args, output[0]):
+            self.router = min(self.router, self.gap(values, count))
         self.experts.setdefault(name, set()).update(output[2].flatten().tolist())
         self.choices.append(output[2].sort(dim=-1).values)
 
@@ -82,10 +83,11 @@ def watch(model, margins: Margins):
         margins.selecting = True
 
     for name, module in model.named_modules():
-        if isinstance(module, GlmMoeDsaIndexer):
+        kind = type(module).__name__.lower()
+        if kind.endswith("indexer"):
             handles.append(module.register_forward_pre_hook(enter))
-        elif isinstance(module, GlmMoeDsaTopkRouter):
-            handles.append(module.register_forward_hook(lambda m, _, o, name=name: margins.on_router(name, m, o)))
+        elif kind.endswith("topkrouter"):
+            handles.append(module.register_forward_hook(lambda m, i, o, name=name: margins.on_router(name, m, i, o)))
     torch.Tensor.topk = observed
     try:
         yield
@@ -95,14 +97,25 @@ def watch(model, margins: Margins):
             handle.remove()
 
 
-def load(out: Path, spec, dense: bool) -> GlmMoeDsaForCausalLM:
+def library_config(spec) -> dict:
+    """The fixture's config.json with the model type of the library's class."""
+    return spec.config | {"model_type": spec.family.library or spec.config["model_type"]}
+
+
+def blank(spec):
+    """The library's model of a fixture, with weights that nobody reads."""
+    config = dict(library_config(spec))
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+
+
+def load(out: Path, spec, dense: bool):
     """Loads a fixture through the library's own checkpoint reader. `dense` attends to everything."""
-    cfg = dict(spec.config)
-    if dense:
+    cfg = library_config(spec)
+    if dense and spec.indexed:
         cfg["index_topk"] = 1 << 20
     with tempfile.TemporaryDirectory() as temp:
         assemble(out, spec, cfg, Path(temp))
-        model, info = GlmMoeDsaForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             temp, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", output_loading_info=True
         )
     mtp = f"model.layers.{cfg['num_hidden_layers']}."

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from families import FAMILIES, Family, of
+
 
 @dataclass
 class Spec:
@@ -46,45 +48,17 @@ class Spec:
     mtp_indexer: bool = True
     mtp_agrees: tuple[float, float] | None = None
 
+    @property
+    def family(self) -> Family:
+        return of(self.config)
 
-def config(**changes) -> dict:
-    """A small config.json; `changes` override it, and None removes a key.
+    @property
+    def indexed(self) -> bool:
+        """Whether the architecture has indexers, stored or not."""
+        return "index_topk" in self.family.base
 
-    Sizes are odd wherever the architecture lets them be, so that no kernel can lean on a multiple of its lane count.
-    """
-    base = {
-        "architectures": ["GlmMoeDsaForCausalLM"],
-        "model_type": "glm_moe_dsa",
-        "vocab_size": 131,
-        "hidden_size": 45,
-        "intermediate_size": 77,
-        "moe_intermediate_size": 27,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 3,
-        "n_routed_experts": 9,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 3,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "q_lora_rank": 29,
-        "kv_lora_rank": 23,
-        "qk_nope_head_dim": 11,
-        "qk_rope_head_dim": 6,
-        "v_head_dim": 13,
-        "index_n_heads": 32,
-        "index_head_dim": 14,
-        "index_topk": 2048,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-        "max_position_embeddings": 4096,
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "eos_token_id": 1,
-    }
-    base.update(changes)
+
+def config(model_type: str = "glm_moe_dsa", **changes) -> dict:
+    """A small config.json of a family; `changes` override it, and None removes a key."""
+    base = FAMILIES[model_type].base | changes
     return {k: v for k, v in base.items() if v is not None}

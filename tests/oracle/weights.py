@@ -98,7 +98,7 @@ def make(model: torch.nn.Module, spec, seed: int) -> dict[str, torch.Tensor]:
     if spec.mtp_agrees:
         make_predictable(drawn, spec, generator)
     for name, tensor in drawn.items():
-        for part, tensor in unfuse(name, tensor, spec.layout):
+        for part, tensor in unfuse(name, tensor, spec):
             out[part] = tensor.to(stored_dtype(part, spec)).contiguous()
     return out
 
@@ -119,16 +119,18 @@ def make_predictable(drawn: dict[str, torch.Tensor], spec, generator: torch.Gene
     drawn[f"{own}eh_proj.weight"][:, :hidden] += torch.eye(hidden)
 
 
-def unfuse(name: str, tensor: torch.Tensor, layout: str):
-    """Yields a fused expert block as the per-expert tensors of published checkpoints; anything else as it is."""
-    if layout == "fused" or not re.search(r"mlp\.experts\.(gate_up|down)_proj$", name):
-        yield name, tensor
+def unfuse(name: str, tensor: torch.Tensor, spec, layout: str | None = None):
+    """Yields a tensor of the library under its published name, and a fused expert block as the tensors of single experts."""
+    family = spec.family
+    if (layout or spec.layout) == "fused" or not re.search(r"\.experts\.(gate_up|down)_proj$", name):
+        yield family.published(name), tensor
         return
     base, kind = name.rsplit(".", 1)
+    gate, up, down = family.experts
     for e, block in enumerate(tensor):
         if kind == "down_proj":
-            yield f"{base}.{e}.down_proj.weight", block
+            parts = [(down, block)]
         else:
-            gate, up = block.chunk(2)
-            yield f"{base}.{e}.gate_proj.weight", gate
-            yield f"{base}.{e}.up_proj.weight", up
+            parts = zip((gate, up), block.chunk(2))
+        for part, matrix in parts:
+            yield family.published(f"{base}.{e}.{part}.weight"), matrix

@@ -1,0 +1,111 @@
+"""The families: a small config.json of each, the library's class, and how published names differ from the library's.
+
+A family is one entry of FAMILIES. Sizes are odd wherever the architecture lets them be, so that no kernel can lean on a multiple of its lane
+count.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Callable
+
+import torch
+
+
+def sigmoid_choice(router, args, logits: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    """Sigmoid scores with a selection bias; with groups, the groups are a choice too, and the experts one among those kept."""
+    scores = logits.sigmoid() + router.e_score_correction_bias
+    groups, keep = router.num_group, router.topk_group
+    if groups == 1:
+        return [(scores, router.top_k)]
+    by_group = scores.view(len(scores), groups, -1)
+    of_group = by_group.topk(2, dim=-1).values.sum(-1)
+    kept = of_group.topk(keep, dim=-1).indices
+    among = by_group.gather(1, kept[..., None].expand(-1, -1, by_group.shape[-1])).flatten(1)
+    return [(of_group, keep), (among, router.top_k)]
+
+
+def logit_choice(router, args, logits: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    """The largest logits: the order of softmax probabilities."""
+    return [(logits, router.top_k)]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family.
+
+    base: a small config.json. library: `model_type` of the class that the library loads it with, if it is another.
+    choice: what a router chooses among, as (values [tokens, candidates], how many); `args` are those of its forward, `logits` its first output.
+    experts: names of gate, up and down below `experts.N.` in published checkpoints.
+    rename: (regular expression, replacement) pairs that make a published name of the library's (experts are single by then).
+    """
+
+    base: dict
+    library: str | None = None
+    choice: Callable = sigmoid_choice
+    experts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    rename: list = field(default_factory=list)
+
+    def published(self, name: str) -> str:
+        """The name in a published checkpoint."""
+        for pattern, replacement in self.rename:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+
+# Sizes that all families share.
+SIZES = {
+    "vocab_size": 131,
+    "hidden_size": 45,
+    "intermediate_size": 77,
+    "moe_intermediate_size": 27,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+}
+
+# Routing, and multi-head latent attention.
+MLA = SIZES | {
+    "n_routed_experts": 9,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 29,
+    "kv_lora_rank": 23,
+    "qk_nope_head_dim": 11,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 13,
+}
+
+INDEXER = {"index_n_heads": 32, "index_head_dim": 14, "index_topk": 2048}
+
+REST = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "max_position_embeddings": 4096,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "eos_token_id": 1,
+}
+
+
+def base(model_type: str, architecture: str, *parts: dict) -> dict:
+    out = {"architectures": [architecture], "model_type": model_type}
+    for part in parts:
+        out |= part
+    return out
+
+
+FAMILIES = {
+    "glm_moe_dsa": Family(base("glm_moe_dsa", "GlmMoeDsaForCausalLM", MLA, INDEXER, REST)),
+    "deepseek_v3": Family(base("deepseek_v3", "DeepseekV3ForCausalLM", MLA, {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}, REST)),
+}
+
+
+def of(config: dict) -> Family:
+    """The family of a config.json."""
+    return FAMILIES[config["model_type"]]
