@@ -45,7 +45,7 @@ pub struct Generated {
     pub prefill: Duration,
     /// Time for everything after it.
     pub decode: Duration,
-    /// Tokens that were fed to the model one at a time in that time. (The last sampled one never is.)
+    /// Tokens that were fed to the model in that time. (The last one never is.)
     pub decoded: usize,
 }
 
@@ -113,6 +113,12 @@ pub struct Generation<'p, F> {
     prompt: Option<&'p [u32]>,
     source: Source,
     generated: Generated,
+    /// Tokens that the caller has. The others were forced by a grammar and fed together.
+    given: usize,
+    /// Tokens that the feed has.
+    fed: usize,
+    /// Why no token comes after those of `generated`.
+    failed: Option<SampleError>,
     start: Instant,
     done: bool,
 }
@@ -131,6 +137,9 @@ impl<'p, F: Feed> Generation<'p, F> {
                 decode: Duration::ZERO,
                 decoded: 0,
             },
+            given: 0,
+            fed: 0,
+            failed: None,
             start: Instant::now(),
             done: false,
         }
@@ -149,41 +158,77 @@ impl<'p, F: Feed> Generation<'p, F> {
 
     /// The next token, or why there is none.
     fn advance(&mut self) -> Result<Result<u32, Finish>, F::Error> {
+        if self.given == self.generated.ids.len()
+            && let Some(finish) = self.extend()?
+        {
+            return Ok(Err(finish));
+        }
+        let id = self.generated.ids[self.given];
+        self.given += 1;
+        Ok(Ok(id))
+    }
+
+    /// Appends at least one token, or says why there is none.
+    fn extend(&mut self) -> Result<Option<Finish>, F::Error> {
+        if let Some(error) = self.failed.take() {
+            return Err(error.into());
+        }
         let ids = &mut self.generated.ids;
-        let last = ids.last().copied();
-        if let (Source::Sample { max, stop, .. }, Some(last)) = (&self.source, last) {
-            if stop.contains(&last) {
-                return Ok(Err(Finish::Stop));
+        let mut ended = false;
+        if let Source::Sample { sampler, max, stop } = &mut self.source {
+            if ids.last().is_some_and(|last| stop.contains(last)) {
+                return Ok(Some(Finish::Stop));
             }
             // The logits after the last token are not needed.
-            if ids.len() == *max {
-                return Ok(Err(Finish::Length));
+            if ids.len() == *max && *max > 0 {
+                return Ok(Some(Finish::Length));
             }
+            ids.extend(sampler.forced(*max - ids.len())?);
+            ended = ids.len() == *max || ids.last().is_some_and(|last| stop.contains(last));
         }
-        let logits = match (self.prompt.take(), last) {
-            (Some(prompt), _) => {
+        let end = ids.len() - usize::from(ended && !ids.is_empty());
+        let new = &ids[self.fed.min(end)..end];
+        let logits = match self.prompt.take() {
+            Some(prompt) => {
                 self.start = Instant::now();
-                let fed = self.feed.feed(prompt);
+                let fed = match new {
+                    [] => self.feed.feed(prompt),
+                    _ => self.feed.feed(&[prompt, new].concat()),
+                };
                 self.generated.prefill = self.start.elapsed();
-                fed?
+                fed
             }
-            (None, Some(last)) => {
-                let logits = self.feed.feed(&[last])?;
-                self.generated.decoded += usize::from(logits.is_some());
+            None if new.is_empty() => Ok(None),
+            None => {
+                let logits = self.feed.feed(new);
+                if let Ok(Some(_)) = logits {
+                    self.generated.decoded += new.len();
+                }
                 logits
             }
-            (None, None) => None,
         };
-        let Some(logits) = logits else {
-            return Ok(Err(Finish::Interrupted));
+        // What was not computed was not generated.
+        let Ok(Some(logits)) = logits else {
+            ids.truncate(self.given);
+            return logits.map(|_| Some(Finish::Interrupted));
         };
+        self.fed = end;
+        if ended {
+            return Ok(ids.is_empty().then_some(Finish::Length));
+        }
         let next = match &mut self.source {
-            Source::Sample { max: 0, .. } => None,
-            Source::Sample { sampler, .. } => Some(sampler.sample(logits)?),
+            Source::Sample { sampler, .. } => match sampler.sample(logits) {
+                Ok(id) => Some(id),
+                Err(error) if self.given == ids.len() => return Err(error.into()),
+                Err(error) => {
+                    self.failed = Some(error);
+                    return Ok(None);
+                }
+            },
             Source::Replay(replay) => replay.get(ids.len()).copied(),
         };
         ids.extend(next);
-        Ok(next.ok_or(Finish::Length))
+        Ok((self.given == ids.len()).then_some(Finish::Length))
     }
 }
 
@@ -210,7 +255,9 @@ impl<F: Feed> Iterator for Generation<'_, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::grammar::{Grammar, Grammars};
     use crate::runtime::sample::Sampling;
+    use crate::runtime::tokenizer::Tokenizer;
 
     /// A model that counts: after id i comes i + 1. Remembers what it was fed, and is interrupted at a given call.
     struct Counting {
@@ -336,5 +383,64 @@ mod tests {
             (vec![5, 6], Finish::Interrupted)
         );
         assert_eq!((feed.fed.len(), generated.decoded), (2, 1));
+    }
+
+    /// A model of the tokens of the fixture, whose logits are all equal.
+    struct Even {
+        logits: Vec<f32>,
+        fed: Vec<Vec<u32>>,
+    }
+
+    impl Feed for Even {
+        type Error = SampleError;
+
+        fn feed(&mut self, ids: &[u32]) -> Result<Option<&[f32]>, SampleError> {
+            self.fed.push(ids.to_vec());
+            Ok(Some(&self.logits))
+        }
+    }
+
+    #[test]
+    fn forced_tokens_are_fed_together() {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/chat");
+        let tokenizer = Tokenizer::load(dir.as_ref()).unwrap().unwrap();
+        let grammars = Grammars::new(&tokenizer, 704, &[0]).unwrap();
+        let grammar = Grammar::Regex("the garden (a|o) and the garden".to_owned());
+        let run = |max: usize| {
+            let constraint = grammars.compile(&grammar).unwrap();
+            let sampler = Sampler::new(Sampling::default()).constrained(constraint);
+            let source = Source::Sample {
+                sampler: Box::new(sampler),
+                max,
+                stop: vec![0],
+            };
+            let feed = Even {
+                logits: vec![0.0; 704],
+                fed: Vec::new(),
+            };
+            let mut generation = Generation::new(feed, &[3, 4], source);
+            let seen: Vec<u32> = generation.by_ref().map(Result::unwrap).collect();
+            let (generated, feed) = generation.finish();
+            assert_eq!(seen, generated.ids);
+            let all: Vec<u32> = feed.fed.concat();
+            assert_eq!(all[..2], [3, 4]);
+            // All but the last.
+            assert_eq!(all[2..], seen[..seen.len().saturating_sub(1)]);
+            assert_eq!(generated.decoded + feed.fed[0].len(), all.len());
+            (generated, feed.fed)
+        };
+        let (whole, fed) = run(100);
+        assert_eq!(whole.finish, Finish::Stop);
+        let text = tokenizer.decode(&whole.ids).unwrap();
+        assert!(text.ends_with(" and the garden"), "{text}");
+        assert!(
+            fed[0].len() > 3 && fed.len() < whole.ids.len() / 2,
+            "{fed:?}"
+        );
+        for max in 0..whole.ids.len() {
+            let (cut, _) = run(max);
+            assert_eq!(cut.ids, whole.ids[..max]);
+            assert_eq!(cut.finish, Finish::Length);
+        }
     }
 }

@@ -5,6 +5,7 @@ pub mod demo;
 pub mod dialect;
 mod error;
 pub mod generate;
+pub mod grammar;
 pub mod kv_file;
 mod open;
 mod options;

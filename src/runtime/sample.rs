@@ -1,6 +1,6 @@
 //! Chooses the next token from logits.
 //!
-//! They apply in this order: repetition penalty, presence and frequency penalties and biases, temperature, top-k, top-p, min-p.
+//! They apply in this order: repetition penalty, presence and frequency penalties and biases, grammar, temperature, top-k, top-p, min-p.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -17,6 +17,7 @@ pub use crate::model::ops::argmax;
 pub use adjust::Adjustments;
 pub use generation::Generation;
 
+use super::grammar::{Constraint, ConstraintError};
 use adjust::Adjusted;
 
 /// How the next token is chosen.
@@ -68,6 +69,9 @@ pub enum SampleError {
     /// A logit is infinite: a number overflowed on the way to it.
     #[error("no token can be chosen: the logit of token {0} is infinite")]
     Infinite(u32),
+    /// The text cannot go on within its grammar.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
 }
 
 /// Draws tokens from one random stream.
@@ -78,6 +82,7 @@ pub struct Sampler {
     random: ChaCha8Rng,
     recent: Recent,
     adjusted: Adjusted,
+    constraint: Option<Constraint>,
     /// Logits `[vocabulary]` after the penalties; kept to reuse its memory.
     penalised: Vec<f32>,
 }
@@ -90,6 +95,7 @@ impl Sampler {
             random: ChaCha8Rng::seed_from_u64(sampling.seed),
             recent: Recent::new(sampling.repetition_window),
             adjusted: Adjusted::default(),
+            constraint: None,
             penalised: Vec::new(),
         }
     }
@@ -101,6 +107,30 @@ impl Sampler {
             adjusted: Adjusted::new(adjustments),
             ..self
         }
+    }
+
+    /// The same sampler, which draws only tokens that `constraint` allows. The text of the constraint starts with the next token.
+    #[must_use]
+    pub fn constrained(self, constraint: Constraint) -> Sampler {
+        Sampler {
+            constraint: Some(constraint),
+            ..self
+        }
+    }
+
+    /// Tokens that come next whatever the logits, at most `most`; none without a constraint. They count as sampled, and take nothing from the
+    /// random stream. To be called before [`Sampler::sample`], which may get the logits after the last of them.
+    ///
+    /// # Errors
+    /// [`SampleError::Constraint`].
+    pub fn forced(&mut self, most: usize) -> Result<Vec<u32>, SampleError> {
+        let Some(constraint) = &mut self.constraint else {
+            return Ok(Vec::new());
+        };
+        let ids = constraint.forced(most)?;
+        self.observe(&ids);
+        ids.iter().for_each(|&id| self.adjusted.push(id));
+        Ok(ids)
     }
 
     /// Counts tokens of the context that were not drawn here, like a prompt, for the repetition penalty. In order.
@@ -122,7 +152,7 @@ impl Sampler {
             return Err(SampleError::Infinite(best));
         }
         let penalty = self.sampling.repetition_penalty;
-        if penalty == 1.0 && self.adjusted.by.is_none() {
+        if penalty == 1.0 && self.adjusted.by.is_none() && self.constraint.is_none() {
             return self.draw(logits);
         }
         let mut penalised = std::mem::take(&mut self.penalised);
@@ -130,12 +160,26 @@ impl Sampler {
         penalised.extend_from_slice(logits);
         self.recent.penalise(penalty, &mut penalised);
         self.adjusted.apply(&mut penalised);
-        let drawn = self.draw(&penalised);
+        let drawn = self.draw_allowed(&mut penalised);
         self.penalised = penalised;
         drawn.inspect(|&id| {
             self.observe(&[id]);
             self.adjusted.push(id);
         })
+    }
+
+    /// Draws from the tokens that the constraint allows.
+    fn draw_allowed(&mut self, logits: &mut [f32]) -> Result<u32, SampleError> {
+        if let Some(constraint) = &mut self.constraint {
+            constraint.mask(logits)?;
+        }
+        let id = self.draw(logits)?;
+        if let Some(constraint) = &mut self.constraint {
+            let accepted = constraint.accept(id);
+            // The mask has the token, so a limit refused it.
+            accepted.map_err(|_| ConstraintError::TooComplex)?;
+        }
+        Ok(id)
     }
 
     /// Draws by temperature, top-k, top-p and min-p.

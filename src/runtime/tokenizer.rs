@@ -2,9 +2,10 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 mod settings;
+mod spelled;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -94,7 +95,7 @@ pub fn check_ids(ids: &[u32], vocab: usize) -> Result<(), TokenizerError> {
 }
 
 /// Calls the tokenizers library, which panics on some invalid files. The panic becomes an error message.
-fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+pub(super) fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
@@ -112,10 +113,10 @@ fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> 
     }
 }
 
-/// A loaded `tokenizer.json`.
-#[derive(Debug)]
+/// A loaded `tokenizer.json`. Clones share it.
+#[derive(Clone, Debug)]
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Arc<tokenizers::Tokenizer>,
     path: PathBuf,
 }
 
@@ -141,6 +142,7 @@ impl Tokenizer {
                 // Settings of a training pipeline that would truncate or pad a prompt.
                 let _ = inner.with_truncation(None);
                 inner.with_padding(None);
+                let inner = Arc::new(inner);
                 Ok(Some(Tokenizer { inner, path }))
             }
             Err(message) => Err(TokenizerError::Invalid { path, message }),

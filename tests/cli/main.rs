@@ -13,6 +13,7 @@ mod damaged;
 mod decode;
 mod demo;
 mod determinism;
+mod grammar;
 mod help;
 mod hostile_shards;
 mod hostile_text;

@@ -20,6 +20,7 @@ use crate::cli::output::trace_outputs::TraceOutputs;
 mod args;
 mod input;
 mod recording;
+mod schema;
 mod summary;
 
 pub use args::DecodeArgs;
@@ -80,6 +81,16 @@ pub fn run(args: &DecodeArgs) -> anyhow::Result<ExitCode> {
                 stop.extend(template::end_of_message(tokenizer, &args.model.model[0])?);
                 input.ends.retain(|id| !stop.contains(id));
                 stop.extend(&input.ends);
+            }
+            if let Some(path) = &args.json_schema {
+                let constraint = schema::constraint(
+                    path,
+                    input.tokenizer.as_ref(),
+                    &args.model.model[0],
+                    config.vocab_size,
+                    &stop,
+                )?;
+                sampler = sampler.constrained(constraint);
             }
             Source::Sample {
                 sampler: Box::new(sampler),

@@ -154,6 +154,14 @@ impl Drafter {
         sequence: &mut Sequence,
         ids: &[u32],
     ) -> Result<&'r [f32], ModelError> {
+        let mut ids = ids;
+        // The last pass has rows of those that were drafted.
+        while let [id, rest @ ..] = ids
+            && !rest.is_empty()
+            && self.accept(*id).is_some()
+        {
+            ids = rest;
+        }
         let row = match ids {
             [id] => self.accept(*id),
             _ => None,

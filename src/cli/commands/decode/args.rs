@@ -62,6 +62,14 @@ pub struct DecodeArgs {
     pub n: Option<usize>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    /// Generate JSON that the schema in this file accepts
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "replay",
+        help_heading = "Sampling"
+    )]
+    pub json_schema: Option<PathBuf>,
     #[command(flatten)]
     pub kv: KvArgs,
     /// Print one JSON object at the end
