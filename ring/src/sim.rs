@@ -31,6 +31,9 @@ pub struct SimDrive {
     pub jitter: f64,
 }
 
+/// Bytes that a read cannot be cut within.
+const BLOCK: u64 = 4096;
+
 impl SimDrive {
     /// A drive that never changes or fails.
     pub fn new(bandwidth: u64, latency: Duration) -> SimDrive {
@@ -152,7 +155,8 @@ unsafe impl Device for Sim {
         let short = drive.short_every > 0 && self.reads[d].is_multiple_of(drive.short_every);
         let result = match (failed, short) {
             (true, _) => Err(io::Error::from_raw_os_error(libc::EIO)),
-            (false, true) => Ok(op.len / 2),
+            // Whole blocks, as drives do: a retry of the last one ends it, also where every retry comes short.
+            (false, true) => Ok((op.len / 2).next_multiple_of(BLOCK).min(op.len)),
             (false, false) => Ok(op.len),
         };
         if drive.bursts {
