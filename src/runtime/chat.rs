@@ -4,6 +4,7 @@
 //! `turn.rest()`, and passes back the generated tokens. A sequence restored from a file is announced by [`Conversation::hold`].
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::runtime::template::{ChatTemplate, Message, Role, TemplateError};
 use crate::runtime::tokenizer::{Tokenizer, TokenizerError};
@@ -63,6 +64,17 @@ impl Turn {
     pub fn rest(&self) -> &[u32] {
         &self.ids[self.reused..]
     }
+}
+
+/// Messages whose last one is to be answered, and what the template is told with them.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// The conversation.
+    pub messages: Vec<Message>,
+    /// Descriptions of tools, as the OpenAI API has them.
+    pub tools: Option<Value>,
+    /// Variables of the template.
+    pub variables: Vec<(String, Value)>,
 }
 
 /// A text and its ids. A model may spell a text with other ids than the tokenizer.
@@ -234,22 +246,24 @@ impl<'a> Conversation<'a> {
         Ok(Turn { ids, reused })
     }
 
-    /// Text and ids of other messages, whose last one is to be answered. `known` is asked for the longest beginning of the text whose ids
+    /// Text and ids of other messages. `known` is asked for the longest beginning of the text whose ids
     /// are known, because a model chose them: its length in bytes, and the ids. In raw format the text is empty.
     ///
     /// # Errors
     /// [`ChatError::Template`] and [`ChatError::Tokenizer`].
     pub fn prompt(
         &mut self,
-        messages: Vec<Message>,
+        asked: Asked,
         known: impl FnOnce(&str) -> Option<(usize, Vec<u32>)>,
     ) -> Result<(String, Vec<u32>), ChatError> {
-        self.messages = messages;
+        self.messages = asked.messages;
         self.spelled = Spelled::default();
         self.asked.clear();
-        if !self.render()? {
+        let Format::Template(template) = &self.format else {
             return Ok((String::new(), self.continued()?));
-        }
+        };
+        let template = template.with(asked.variables)?;
+        self.render_by(&template, asked.tools)?;
         if let Some((len, ids)) = known(&self.asked) {
             let text = self.asked[..len].to_owned();
             self.spelled = Spelled { text, ids };
@@ -270,18 +284,32 @@ impl<'a> Conversation<'a> {
         let Format::Template(template) = &self.format else {
             return Ok(false);
         };
+        let template = template.clone();
+        self.render_by(&template, None)?;
+        Ok(true)
+    }
+
+    fn render_by(
+        &mut self,
+        template: &ChatTemplate,
+        tools: Option<Value>,
+    ) -> Result<(), ChatError> {
         if let Some(error) = self.stopped.take() {
             return Err(error.into());
         }
-        self.guard.choose(template.source(), &self.messages);
+        let described = tools.as_ref().map(Value::to_string).unwrap_or_default();
+        let others = [template.source(), described.as_str()];
+        self.guard.choose(&others, &self.messages);
         let guarded: Vec<Message> = self
             .messages
             .iter()
             .map(|m| self.guard.message(m))
             .collect();
+        let tools = tools.map(|tools| ("tools".to_owned(), self.guard.tools(&tools)));
+        let template = template.with(tools)?;
         self.asked = template.render(&guarded)?;
         template.check_includes(&guarded, &self.asked)?;
-        Ok(true)
+        Ok(())
     }
 
     /// Tokens of a new conversation with the last message.

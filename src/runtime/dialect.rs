@@ -6,12 +6,15 @@ use serde_json::{Map, Value};
 
 use crate::runtime::template::ChatTemplate;
 
+mod form;
 mod json;
 mod pairs;
 mod split;
 #[cfg(test)]
 mod tests;
 
+pub use form::Form;
+pub use pairs::is_name;
 pub use split::Splitter;
 
 /// How a model writes a tool call between `<tool_call>` and `</tool_call>`.
@@ -33,7 +36,7 @@ pub struct Dialect {
 }
 
 /// A function that the model may call.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tool {
     /// Its name.
     pub name: String,

@@ -143,6 +143,17 @@ impl Grammars {
     }
 }
 
+/// A schema as it is embedded in a grammar of [`Grammar::Lark`], after `%json`.
+///
+/// # Errors
+/// [`GrammarError::Invalid`]: it is too large, or asks for what is not supported.
+pub fn embedded_schema(schema: &Value) -> Result<Value, GrammarError> {
+    let grammar = Grammar::JsonSchema(schema.clone());
+    let kind = "JSON schema";
+    limits::check(&grammar).map_err(|message| GrammarError::Invalid { kind, message })?;
+    Ok(spaced(schema))
+}
+
 /// The schema, with blanks limited: a model could otherwise add them without end.
 fn spaced(schema: &Value) -> Value {
     let mut schema = match schema {

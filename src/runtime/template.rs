@@ -4,6 +4,7 @@
 //! tokens and the caller's variables.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use minijinja::value::{Serde, Value};
@@ -39,6 +40,8 @@ pub enum Role {
     User,
     /// The model.
     Assistant,
+    /// A tool that the model called.
+    Tool,
 }
 
 impl Role {
@@ -47,6 +50,7 @@ impl Role {
             Role::System => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
+            Role::Tool => "tool",
         }
     }
 }
@@ -58,14 +62,38 @@ pub struct Message {
     pub role: Role,
     /// The text.
     pub content: String,
+    /// The model's reasoning before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The model's calls of tools, after it: objects with `id`, `type` and `function`, whose `arguments` are an object.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<serde_json::Value>,
+    /// The call that a tool answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// The tool that answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 impl Message {
+    /// Bytes of its texts.
+    fn bytes(&self) -> usize {
+        let reasoning = self.reasoning_content.as_deref().map_or(0, str::len);
+        // Of calls, the JSON text.
+        let calls = self.tool_calls.iter().map(|call| call.to_string().len());
+        self.content.len() + reasoning + calls.sum::<usize>()
+    }
+
     /// A message of `role`.
     pub fn new(role: Role, content: impl Into<String>) -> Message {
         Message {
             role,
             content: content.into(),
+            reasoning_content: None,
+            tool_calls: Vec::new(),
+            tool_call_id: None,
+            name: None,
         }
     }
 }
@@ -102,6 +130,8 @@ pub struct ChatTemplate {
     tokens: Vec<(&'static str, String)>,
     /// Further variables.
     variables: Vec<(String, Value)>,
+    /// What it reads, once that is known.
+    names: Arc<OnceLock<Vec<String>>>,
 }
 
 impl ChatTemplate {
@@ -147,6 +177,7 @@ impl ChatTemplate {
                 path,
                 tokens,
                 variables: Vec::new(),
+                names: Arc::default(),
             }),
             Ok(Err(message)) => Err(TemplateError::Invalid { path, message }),
             Err(none) => Err(TemplateError::without_result(path, none)),
@@ -159,33 +190,62 @@ impl ChatTemplate {
     /// # Errors
     /// [`TemplateError::Variable`]: the template does not read the variable, or the program sets it.
     pub fn set(&mut self, name: &str, text: &str) -> Result<(), TemplateError> {
-        let refuse = |message| {
-            let path = self.path.clone();
-            Err(TemplateError::Variable { path, message })
-        };
-        if variables::OWN.contains(&name) {
-            return refuse(format!("gets its variable {name:?} from the program alone"));
-        }
-        let names = self.reads()?;
-        if !names.iter().any(|read| read == name) {
-            return refuse(match names.is_empty() {
-                true => format!("does not read a variable {name:?}, nor any other"),
-                false => format!(
-                    "does not read a variable {name:?}, only: {}",
-                    names.join(", ")
-                ),
-            });
-        }
+        self.check_reads(name)?;
         let value = variables::value(text, &self.source);
         self.variables.push((name.to_owned(), value));
         Ok(())
     }
 
+    /// Checks that a caller may set a variable.
+    fn check_reads(&self, name: &str) -> Result<(), TemplateError> {
+        let path = || self.path.clone();
+        let refuse = |message| {
+            Err(TemplateError::Variable {
+                path: path(),
+                message,
+            })
+        };
+        if variables::OWN.contains(&name) {
+            return refuse(format!("gets its variable {name:?} from the program alone"));
+        }
+        let names = self.reads()?;
+        match names.iter().any(|read| read == name) {
+            true => Ok(()),
+            false if names.is_empty() => {
+                refuse(format!("does not read a variable {name:?}, nor any other"))
+            }
+            false => refuse(format!(
+                "does not read a variable {name:?}, only: {}",
+                names.join(", ")
+            )),
+        }
+    }
+
+    /// The same template with further variables, which replace those of the same name.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::set`].
+    pub fn with(
+        &self,
+        variables: impl IntoIterator<Item = (String, serde_json::Value)>,
+    ) -> Result<ChatTemplate, TemplateError> {
+        let mut template = self.clone();
+        for (name, value) in variables {
+            template.check_reads(&name)?;
+            template.variables.push((name, Value::from(Serde(value))));
+        }
+        Ok(template)
+    }
+
     /// The variables that it reads, besides the messages.
-    fn reads(&self) -> Result<Vec<String>, TemplateError> {
+    pub fn reads(&self) -> Result<Vec<String>, TemplateError> {
+        if let Some(names) = self.names.get() {
+            return Ok(names.clone());
+        }
         let program = self.program.clone();
         let names = watch::within(READING, move || variables::read_by(&program));
-        names.map_err(|none| TemplateError::without_result(self.path.clone(), none))
+        let names = names.map_err(|none| TemplateError::without_result(self.path.clone(), none))?;
+        Ok(self.names.get_or_init(|| names).clone())
     }
 
     /// The same template without the variables that were set.
@@ -211,7 +271,7 @@ impl ChatTemplate {
     /// # Errors
     /// [`TemplateError::Refused`], [`TemplateError::Exhausted`], [`TemplateError::Failed`].
     pub fn render(&self, messages: &[Message]) -> Result<String, TemplateError> {
-        let bytes = messages.iter().map(|m| m.content.len()).sum();
+        let bytes = messages.iter().map(Message::bytes).sum();
         self.render_any(messages.to_vec(), bytes)
     }
 

@@ -1,8 +1,9 @@
 //! Encodes text to token ids and decodes ids to text, by the model's `tokenizer.json`.
 
+use std::cell::Cell;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 
 mod settings;
 mod spelled;
@@ -94,12 +95,26 @@ pub fn check_ids(ids: &[u32], vocab: usize) -> Result<(), TokenizerError> {
     }
 }
 
+thread_local! {
+    /// Whether panics of this thread become errors, and are not printed.
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Calls the tokenizers library, which panics on some invalid files. The panic becomes an error message.
 pub(super) fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
+    // The hook is of the whole process: it is replaced once, so that no other thread restores a silent one.
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !GUARDED.get() {
+                hook(info);
+            }
+        }));
+    });
+    let outer = GUARDED.replace(true);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-    std::panic::set_hook(hook);
+    GUARDED.set(outer);
     match result {
         Ok(result) => result.map_err(|error| error.to_string()),
         Err(panic) => {

@@ -10,7 +10,7 @@ use super::queue::Submission;
 use super::request::{Drawn, Event, Finish, Request, ServeError, Summary};
 use crate::model::draft::{Drafter, Mode};
 use crate::model::{Logits, ModelError, Runner, Sequence};
-use crate::runtime::sample::{Sampler, log_softmax_at};
+use crate::runtime::sample::{SampleError, Sampler, log_softmax_at};
 
 /// A request that is being served.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub struct Active {
     /// The prompt and the tokens so far. The sequence has a prefix of it.
     text: Vec<u32>,
     sampler: Sampler,
+    /// Tokens with which a constraint makes the text begin. They are computed with the prompt, and reported after it.
+    first_forced: Vec<u32>,
     drafter: Drafter,
     summary: Summary,
     admitted: Instant,
@@ -40,18 +42,21 @@ pub struct Share {
     pub drafts: usize,
 }
 
+/// Tokens forced by a constraint that are computed as those of decoding requests are. More are computed as those of prompts are.
+const FORCED: usize = 64;
+
 impl Active {
     /// Takes up a request. Rows that earlier ones have computed are shared.
     ///
     /// # Errors
-    /// [`ModelError`] as of [`Runner::match_prefix`].
+    /// [`ModelError`] as of [`Runner::match_prefix`], or the constraint has no beginning.
     pub fn new(
         runner: &mut Runner,
         submission: Submission,
         mode: Mode,
-    ) -> Result<Active, ModelError> {
+    ) -> Result<Active, ServeError> {
         let Submission {
-            request,
+            mut request,
             events,
             enough,
             at,
@@ -66,6 +71,13 @@ impl Active {
         };
         let mut sampler = Sampler::new(request.sampling).adjusted(request.adjustments.clone());
         sampler.observe(&request.ids);
+        if let Some(constraint) = request.constraint.take() {
+            sampler = sampler.constrained(constraint);
+        }
+        let first_forced = match request.logprobs {
+            None => sampler.forced(request.max_tokens)?,
+            Some(_) => Vec::new(),
+        };
         let limit = request.ids.len().saturating_add(request.max_tokens);
         let (done, all) = (cached, request.ids.len());
         let _ = events.send(Event::Prompt { done, all });
@@ -79,7 +91,8 @@ impl Active {
             drafter: Drafter::new(&sequence, mode, limit.saturating_sub(1)),
             sequence,
             events,
-            text: request.ids.clone(),
+            text: [&request.ids[..], &first_forced].concat(),
+            first_forced,
             request,
             sampler,
             summary,
@@ -103,9 +116,9 @@ impl Active {
         }
     }
 
-    /// Whether it has all rows but that of its last token.
+    /// Whether it has all rows but that of its last token, and of a few that a constraint forced.
     pub fn decodes(&self) -> bool {
-        self.summary.tokens > 0 && self.pending() == 1
+        self.summary.tokens > 0 && self.pending() <= 1 + FORCED
     }
 
     /// Tokens that the sequence does not have yet.
@@ -124,11 +137,19 @@ impl Active {
         self.request.prompt_logprobs && self.sequence.len() < self.request.ids.len()
     }
 
-    /// The share of a decoding request: the last token, and drafts if `alone`.
+    /// The share of a decoding request: its last tokens, at most `rows`, and drafts if `alone`.
     ///
     /// # Errors
     /// As [`Runner::draft`].
-    pub fn decode_share(&mut self, runner: &mut Runner, alone: bool) -> Result<Share, ModelError> {
+    pub fn decode_share(
+        &mut self,
+        runner: &mut Runner,
+        rows: usize,
+        alone: bool,
+    ) -> Result<Share, ModelError> {
+        if self.pending() > 1 {
+            return Ok(self.prompt_share(rows));
+        }
         let id = self.text[self.text.len() - 1];
         // With more rows, drafts cost more than they save.
         let wanted = match alone {
@@ -193,12 +214,21 @@ impl Active {
         if self.request.max_tokens == 0 {
             return self.end(Finish::Length);
         }
+        let forced = std::mem::take(&mut self.first_forced);
+        if !self.report_forced(&forced) {
+            return;
+        }
         let mut next = match share.logits {
             Logits::All if share.drafts == 0 => share.ids.len() - 1,
             _ => 0,
         };
         while let Some(id) = self.draw(row(next)) {
-            match self.drafter.accept(id) {
+            let accepted = self.drafter.accept(id);
+            // The next logits are those after the forced tokens.
+            if self.force() {
+                break;
+            }
+            match accepted {
                 Some(row) => next = row,
                 None => break,
             }
@@ -213,7 +243,7 @@ impl Active {
 
     /// Draws a token; `None` when it is the last one.
     fn draw(&mut self, logits: &[f32]) -> Option<u32> {
-        let id = match self.sampler.sample(logits) {
+        let id = match self.choose(logits) {
             Ok(id) => id,
             Err(error) => {
                 self.fail(error.into());
@@ -221,19 +251,62 @@ impl Active {
             }
         };
         self.text.push(id);
+        self.report(drawn(logits, id, self.request.logprobs))
+            .then_some(id)
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
+        // With probabilities, each forced token needs logits.
+        let forced = match self.request.logprobs {
+            Some(_) => self.sampler.forced(1)?.first().copied(),
+            None => None,
+        };
+        forced.map_or_else(|| self.sampler.sample(logits), Ok)
+    }
+
+    /// Appends the tokens that the constraint forces; false if there is none.
+    fn force(&mut self) -> bool {
+        if self.request.logprobs.is_some() {
+            return false;
+        }
+        let left = self.request.max_tokens - self.summary.tokens;
+        match self.sampler.forced(left) {
+            Ok(forced) => {
+                self.text.extend(&forced);
+                self.report_forced(&forced);
+                !forced.is_empty()
+            }
+            Err(error) => {
+                self.fail(error.into());
+                true
+            }
+        }
+    }
+
+    /// Reports forced tokens; false if the text ends with them.
+    fn report_forced(&mut self, forced: &[u32]) -> bool {
+        forced.iter().all(|&id| {
+            let (logprob, top) = (None, Vec::new());
+            self.report(Drawn { id, logprob, top })
+        })
+    }
+
+    /// Reports the next token; false if the text ends with it.
+    fn report(&mut self, token: Drawn) -> bool {
         self.summary.tokens += 1;
         if self.first.is_none() {
             let now = Instant::now();
             self.summary.prefill = now - self.admitted;
             self.first = Some(now);
         }
-        self.send(Event::Token(drawn(logits, id, self.request.logprobs)));
-        if self.request.stop.contains(&id) {
+        let stops = self.request.stop.contains(&token.id);
+        self.send(Event::Token(token));
+        if stops {
             self.end(Finish::Stop);
         } else if self.summary.tokens >= self.request.max_tokens {
             self.end(Finish::Length);
         }
-        (!self.is_over()).then_some(id)
+        !self.is_over()
     }
 
     /// Reports the probabilities of the tokens that follow each row of the share in the prompt.

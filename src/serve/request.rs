@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::model::ModelError;
+use crate::runtime::grammar::Constraint;
 use crate::runtime::sample::{Adjustments, SampleError, Sampling};
 
 /// A text to be continued.
@@ -14,6 +15,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// Biases and penalties.
     pub adjustments: Adjustments,
+    /// What the new text has to match, at its start.
+    pub constraint: Option<Constraint>,
     /// New tokens at most.
     pub max_tokens: usize,
     /// Ids that end the text.
@@ -30,6 +33,7 @@ impl Default for Request {
             ids: Vec::new(),
             sampling: Sampling::greedy(),
             adjustments: Adjustments::default(),
+            constraint: None,
             max_tokens: usize::MAX,
             stop: Vec::new(),
             logprobs: None,

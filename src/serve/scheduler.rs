@@ -147,7 +147,7 @@ impl Scheduler {
                     self.active.push(active);
                 }
                 Err(error) => {
-                    let _ = events.send(Event::Failed(error.into()));
+                    let _ = events.send(Event::Failed(error));
                 }
             }
             self.metrics.running.set(self.active.len() as u64);
@@ -199,12 +199,14 @@ impl Scheduler {
             .filter(|active| takes_part(active))
             .count()
             == 1;
+        // Rows of decoding requests always fit.
+        let most = (limits.slice / self.active.len().max(1)).max(1);
         let mut plan = Plan::new();
         let mut rows = 0;
         for active in &mut self.active {
             let mut share = None;
             if takes_part(active) && active.decodes() {
-                match active.decode_share(&mut self.runner, alone) {
+                match active.decode_share(&mut self.runner, most, alone) {
                     Ok(decoding) => share = Some(decoding),
                     Err(ModelError::Stopped) => {}
                     Err(error) => active.fail(error.into()),

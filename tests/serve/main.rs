@@ -7,3 +7,5 @@ mod engine;
 mod http;
 #[path = "../common/rng.rs"]
 mod rng;
+mod server;
+mod tools;

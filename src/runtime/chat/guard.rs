@@ -6,6 +6,8 @@
 
 use std::collections::HashSet;
 
+use serde_json::Value;
+
 use super::switches::Switch;
 use crate::runtime::template::{Message, Role};
 use crate::runtime::tokenizer::Tokenizer;
@@ -47,9 +49,11 @@ impl Guard {
     }
 
     /// Chooses a splitting character that is in none of the texts. Texts that use the whole plane lose one character of it.
-    pub fn choose(&mut self, template: &str, messages: &[Message]) {
-        let texts = messages.iter().map(|message| message.content.as_str());
-        let chars = texts.chain([template]).flat_map(str::chars);
+    pub fn choose(&mut self, others: &[&str], messages: &[Message]) {
+        let whole = |message: &Message| serde_json::to_string(message).unwrap_or_default();
+        let texts: Vec<String> = messages.iter().map(whole).collect();
+        let texts = texts.iter().map(String::as_str);
+        let chars = texts.chain(others.iter().copied()).flat_map(str::chars);
         let used: HashSet<char> = chars.filter(|c| BREAKS.contains(c)).collect();
         let free = BREAKS.into_iter().find(|c| !used.contains(c));
         self.at = free.unwrap_or(self.at);
@@ -57,11 +61,27 @@ impl Guard {
 
     /// The message, with the tokens split that its author may not write.
     pub fn message(&self, message: &Message) -> Message {
-        let (others, switches): (&[String], &[Switch]) = match message.role {
+        let role = message.role;
+        let text = |text: &String| self.text(role, text);
+        Message {
+            role,
+            content: text(&message.content),
+            reasoning_content: message.reasoning_content.as_ref().map(text),
+            tool_calls: (message.tool_calls.iter())
+                .map(|call| self.json(role, call))
+                .collect(),
+            tool_call_id: message.tool_call_id.as_ref().map(text),
+            name: message.name.as_ref().map(text),
+        }
+    }
+
+    /// A text of `role`, with the tokens split that it may not write.
+    fn text(&self, role: Role, content: &str) -> String {
+        let (others, switches): (&[String], &[Switch]) = match role {
             Role::Assistant => (&[], &[]),
             Role::User | Role::System => (&self.others, &self.switches),
+            Role::Tool => (&self.others, &[]),
         };
-        let content = &message.content;
         let tokens = || self.special.iter().chain(others);
         // Some tokenizers have hundreds, nearly all with the same first character.
         let mut first = [false; 256];
@@ -82,7 +102,24 @@ impl Guard {
                 out.push(self.at);
             }
         }
-        Message::new(message.role, out)
+        out
+    }
+
+    /// The same JSON, with split tokens in its texts, also in keys.
+    fn json(&self, role: Role, value: &Value) -> Value {
+        match value {
+            Value::String(text) => self.text(role, text).into(),
+            Value::Array(items) => items.iter().map(|item| self.json(role, item)).collect(),
+            Value::Object(members) => (members.iter())
+                .map(|(key, value)| (self.text(role, key), self.json(role, value)))
+                .collect(),
+            other => other.clone(),
+        }
+    }
+
+    /// Descriptions of tools, with split tokens.
+    pub fn tools(&self, tools: &Value) -> Value {
+        self.json(Role::System, tools)
     }
 
     /// The pieces of a rendered text.

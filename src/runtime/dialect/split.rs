@@ -33,6 +33,9 @@ pub struct Splitter {
     /// Calls so far.
     count: usize,
     parts: Vec<Part>,
+    /// Bytes of the answer so far.
+    pushed: usize,
+    reasoned: usize,
 }
 
 impl Splitter {
@@ -55,6 +58,8 @@ impl Splitter {
             begun: false,
             count: 0,
             parts: Vec::new(),
+            pushed: 0,
+            reasoned: 0,
         }
     }
 
@@ -63,9 +68,15 @@ impl Splitter {
         self.count
     }
 
+    /// Bytes of the answer up to the end of its reasoning, with the tags.
+    pub fn reasoned(&self) -> usize {
+        self.reasoned
+    }
+
     /// The parts that the next piece of the answer completes.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         self.held.push_str(piece);
+        self.pushed += piece.len();
         while self.step(false) {}
         std::mem::take(&mut self.parts)
     }
@@ -120,6 +131,7 @@ impl Splitter {
             _ => State::JsonCall,
         };
         if tag == THOUGHT {
+            self.reasoned = self.pushed - self.held.len();
             self.end_text();
         }
         true

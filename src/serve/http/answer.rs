@@ -39,8 +39,8 @@ pub struct Answer {
     /// Tokens whose text is not out, and where it ends in `held`.
     waiting: Vec<(Spelled, usize)>,
     tokens: usize,
-    /// A stop string was found.
-    stopped: bool,
+    /// The stop string that was found.
+    stopped: Option<String>,
     ended: Option<(Finish, Summary)>,
 }
 
@@ -60,9 +60,14 @@ impl Answer {
             held: String::new(),
             waiting: Vec::new(),
             tokens: 0,
-            stopped: false,
+            stopped: None,
             ended: None,
         })
+    }
+
+    /// The stop string that ended the text.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.stopped.as_deref()
     }
 
     /// The next piece.
@@ -79,7 +84,7 @@ impl Answer {
                 Event::Prompt { done, all } => return Ok(Piece::Progress(done, all)),
                 Event::PromptLogprobs(drawn) => return Ok(Piece::Prompt(drawn)),
                 Event::Failed(error) => return Err(error.into()),
-                Event::Token(_) if self.stopped => {}
+                Event::Token(_) if self.stopped.is_some() => {}
                 Event::Token(drawn) => {
                     if let Some(piece) = self.token(drawn)? {
                         return Ok(piece);
@@ -102,9 +107,9 @@ impl Answer {
         let found = self
             .stops
             .iter()
-            .filter_map(|stop| self.held.find(stop.as_str()));
-        if let Some(at) = found.min() {
-            self.stopped = true;
+            .filter_map(|stop| Some((self.held.find(stop.as_str())?, stop)));
+        if let Some((at, stop)) = found.min_by_key(|(at, _)| *at) {
+            self.stopped = Some(stop.clone());
             self.ticket.finish();
             self.held.truncate(at);
             self.waiting.retain(|(_, end)| *end <= at);
@@ -141,7 +146,7 @@ impl Answer {
             tokens: self.tokens,
             ..summary
         };
-        if self.stopped {
+        if self.stopped.is_some() {
             return Ok(Piece::End(finish, summary));
         }
         let mut text = std::mem::take(&mut self.held);

@@ -5,16 +5,19 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::answer::{Answer, Piece, Spelled};
 use super::error::ApiError;
 use super::fields::{self, Fields};
 use super::output::{Head, chat_logprobs, finish_reason};
+use super::prepare::{Wanted, prepare};
+use super::said::{self, Said};
 use super::stream::{Choice, Job, Tracked, collect, stream};
+use super::tools::Tools;
+use super::turn::Turn;
 use super::{Served, Shared};
-use crate::runtime::dialect::{Part, Splitter};
-use crate::runtime::template::{Message, Role};
+use crate::runtime::dialect::Part;
 use crate::serve::request::{Finish, Request};
 
 #[derive(Debug, Deserialize)]
@@ -23,59 +26,28 @@ struct Body {
     logprobs: Option<bool>,
     top_logprobs: Option<u32>,
     tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
     functions: Option<Vec<Value>>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    reasoning_effort: Option<String>,
 }
 
-/// A message of a request.
-#[derive(Debug, Deserialize)]
-struct Said {
-    role: String,
-    content: Option<Content>,
-    tool_calls: Option<Vec<Value>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "it is no text and no list of parts")]
-enum Content {
-    Text(String),
-    Parts(Vec<ContentPart>),
-}
-
-#[derive(Debug, Deserialize)]
-struct ContentPart {
-    #[serde(rename = "type")]
-    kind: String,
-    text: Option<String>,
-}
-
-impl Said {
-    fn message(self, index: usize) -> Result<Message, ApiError> {
-        let wrong = |problem: String| ApiError::field(&format!("messages[{index}]"), problem);
-        let role = match self.role.as_str() {
-            "system" | "developer" => Role::System,
-            "user" => Role::User,
-            "assistant" => Role::Assistant,
-            role => return Err(wrong(format!("role {role:?} is not supported"))),
-        };
-        if self.tool_calls.is_some_and(|calls| !calls.is_empty()) {
-            return Err(wrong("tool_calls are not supported yet".into()));
+impl Body {
+    fn wanted(self, schema: Option<Value>) -> Result<Wanted, ApiError> {
+        if self
+            .functions
+            .is_some_and(|functions| !functions.is_empty())
+        {
+            return Err(ApiError::field("functions", "it is superseded by tools"));
         }
-        let text = match self.content {
-            Some(Content::Text(text)) => text,
-            Some(Content::Parts(parts)) => {
-                let text = parts.into_iter().map(|part| match part.text {
-                    Some(text) if part.kind == "text" => Ok(text),
-                    _ => Err(wrong(format!(
-                        "content of type {:?} is not supported, only text",
-                        part.kind
-                    ))),
-                });
-                text.collect::<Result<Vec<_>, _>>()?.concat()
-            }
-            None if role == Role::Assistant => String::new(),
-            None => return Err(wrong("it has no content".into())),
-        };
-        Ok(Message::new(role, text))
+        Ok(Wanted {
+            messages: said::messages(self.messages)?,
+            tools: Tools::of_openai(self.tools, self.tool_choice, self.parallel_tool_calls)?,
+            schema,
+            variables: self.chat_template_kwargs.into_iter().flatten().collect(),
+            effort: self.reasoning_effort,
+        })
     }
 }
 
@@ -102,32 +74,22 @@ async fn answer(
     let body = fields::read(body)?;
     let fields: Fields = fields::part(&body)?;
     let body: Body = fields::part(&body)?;
-    fields.check_format()?;
-    for (name, tools) in [("tools", &body.tools), ("functions", &body.functions)] {
-        if tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
-            return Err(ApiError::field(name, "tools are not supported yet"));
-        }
-    }
+    let schema = fields.schema()?;
     let logprobs = match body.logprobs {
         Some(true) => fields::top_logprobs("top_logprobs", body.top_logprobs.or(Some(0)))?,
         _ => None,
     };
     served.check_chat()?;
-    if body.messages.is_empty() {
-        return Err(ApiError::field("messages", "there is none"));
-    }
-    let messages = body.messages.into_iter().enumerate();
-    let messages: Vec<Message> = messages
-        .map(|(index, said)| said.message(index))
-        .collect::<Result<_, _>>()?;
     let stops = fields.stops()?;
+    let wanted = body.wanted(schema)?;
     // Rendering a hostile text takes seconds.
-    let rendered = tokio::task::spawn_blocking(move || served.prompt(messages)).await;
-    let (prompt, ids) = rendered.map_err(ApiError::internal)??;
+    let prepared = tokio::task::spawn_blocking(move || prepare(served, wanted)).await;
+    let prepared = prepared.map_err(ApiError::internal)??;
     let mut jobs = Vec::new();
     for n in 0..fields.choices()? {
         let request = Request {
-            ids: ids.clone(),
+            ids: prepared.ids.clone(),
+            constraint: prepared.constraint.clone(),
             sampling: fields.sampling(served.sampling, n)?,
             adjustments: fields.adjustments(served.vocabulary)?,
             max_tokens: fields.max_tokens().unwrap_or(usize::MAX),
@@ -137,18 +99,13 @@ async fn answer(
         };
         jobs.push(Job {
             answer: Answer::begin(served, request, stops.clone())?,
-            choice: Turn {
+            choice: ChatChoice {
                 index: n,
                 begun: false,
-                splitter: Some(served.dialect().splitter(&prompt, Vec::new())),
-                said: Vec::new(),
+                turn: Turn::new(served, &prepared),
                 logprobs: logprobs.map(|_| Vec::new()),
                 return_ids: fields.return_token_ids.unwrap_or(false),
                 sent_ids: 0,
-                raw: String::new(),
-                ids: Vec::new(),
-                prompt: prompt.clone(),
-                prompt_ids: ids.clone(),
             },
             first: n == 0,
         });
@@ -168,56 +125,23 @@ async fn answer(
 
 /// The answer of one choice.
 #[derive(Debug)]
-struct Turn {
+struct ChatChoice {
     index: u32,
     /// The first chunk is out.
     begun: bool,
-    splitter: Option<Splitter>,
-    /// Parts that are not out.
-    said: Vec<Part>,
+    turn: Turn,
     logprobs: Option<Vec<Spelled>>,
     return_ids: bool,
     /// Ids that are out.
     sent_ids: usize,
-    /// All of the text.
-    raw: String,
-    ids: Vec<u32>,
-    prompt: String,
-    prompt_ids: Vec<u32>,
 }
 
-impl Turn {
+impl ChatChoice {
     fn push(&mut self, text: &str, tokens: Vec<Spelled>) {
-        self.raw += text;
-        self.ids.extend(tokens.iter().map(|token| token.drawn.id));
-        if let Some(splitter) = &mut self.splitter {
-            self.said.extend(splitter.push(text));
-        }
+        self.turn.push(text, &tokens);
         if let Some(logprobs) = &mut self.logprobs {
             logprobs.extend(tokens);
         }
-    }
-
-    /// At the end of the answer: what was held back. Remembers the ids for the next message.
-    fn end(&mut self, served: &Served) {
-        if let Some(splitter) = self.splitter.take() {
-            self.said.extend(splitter.finish());
-        }
-        served.remember(&self.prompt, &self.prompt_ids, &self.raw, &self.ids);
-    }
-
-    /// Takes reasoning and content.
-    fn texts(&mut self) -> (String, String) {
-        let (mut reasoning, mut content) = (String::new(), String::new());
-        for part in self.said.drain(..) {
-            match part {
-                Part::Reasoning(text) => reasoning += &text,
-                Part::Content(text) => content += &text,
-                // Without tools, there are no calls.
-                Part::Call { .. } | Part::Arguments { .. } => {}
-            }
-        }
-        (reasoning, content)
     }
 
     fn logprobs(&mut self, served: &Served) -> Value {
@@ -227,15 +151,23 @@ impl Turn {
         })
     }
 
+    fn finish_reason(&self, finish: Finish) -> &'static str {
+        match finish {
+            Finish::Stop if !self.turn.calls().is_empty() => "tool_calls",
+            finish => finish_reason(finish),
+        }
+    }
+
     fn chunk(&mut self, served: &Served, finish: Option<Finish>) -> Option<Value> {
-        let (reasoning, content) = self.texts();
+        let parts = self.turn.take();
         let logprobs = self
             .logprobs
             .as_ref()
             .is_some_and(|tokens| !tokens.is_empty());
-        if reasoning.is_empty() && content.is_empty() && !logprobs && finish.is_none() {
+        if parts.is_empty() && !logprobs && finish.is_none() {
             return None;
         }
+        let (reasoning, content) = texts(&parts);
         let mut delta = json!({});
         if !std::mem::replace(&mut self.begun, true) {
             delta["role"] = json!("assistant");
@@ -245,21 +177,56 @@ impl Turn {
                 delta[key] = json!(text);
             }
         }
+        let calls: Vec<Value> = parts
+            .iter()
+            .filter_map(|part| self.call_delta(part))
+            .collect();
+        if !calls.is_empty() {
+            delta["tool_calls"] = calls.into();
+        }
         let mut choice = json!({
             "index": self.index,
             "delta": delta,
             "logprobs": self.logprobs(served),
-            "finish_reason": finish.map(finish_reason),
+            "finish_reason": finish.map(|finish| self.finish_reason(finish)),
         });
         if self.return_ids {
-            choice["token_ids"] = json!(self.ids[self.sent_ids..]);
-            self.sent_ids = self.ids.len();
+            choice["token_ids"] = json!(self.turn.ids()[self.sent_ids..]);
+            self.sent_ids = self.turn.ids().len();
         }
         Some(choice)
     }
+
+    fn call_delta(&self, part: &Part) -> Option<Value> {
+        match part {
+            Part::Call { index, name } => Some(json!({
+                "index": index,
+                "id": self.turn.calls()[*index].id,
+                "type": "function",
+                "function": {"name": name, "arguments": ""},
+            })),
+            Part::Arguments { index, text } => {
+                Some(json!({"index": index, "function": {"arguments": text}}))
+            }
+            Part::Reasoning(_) | Part::Content(_) => None,
+        }
+    }
 }
 
-impl Choice for Turn {
+/// Reasoning and content of parts.
+fn texts(parts: &[Part]) -> (String, String) {
+    let (mut reasoning, mut content) = (String::new(), String::new());
+    for part in parts {
+        match part {
+            Part::Reasoning(text) => reasoning += text,
+            Part::Content(text) => content += text,
+            Part::Call { .. } | Part::Arguments { .. } => {}
+        }
+    }
+    (reasoning, content)
+}
+
+impl Choice for ChatChoice {
     fn piece(&mut self, served: &Served, piece: Piece, streams: bool) -> Vec<Value> {
         if let Piece::Text(text, tokens) = piece {
             self.push(&text, tokens);
@@ -269,26 +236,35 @@ impl Choice for Turn {
     }
 
     fn whole(mut self, served: &Served, finish: Finish) -> Value {
-        self.end(served);
-        let (reasoning, content) = self.texts();
+        self.turn.end(served);
+        let (reasoning, content) = texts(&self.turn.take());
+        let calls = self.turn.calls();
+        let content = (!content.is_empty() || calls.is_empty()).then_some(content);
         let mut message = json!({"role": "assistant", "content": content});
         if !reasoning.is_empty() {
             message["reasoning_content"] = json!(reasoning);
+        }
+        if !calls.is_empty() {
+            let calls = calls.iter().map(|call| {
+                let function = json!({"name": call.name, "arguments": call.arguments});
+                json!({"id": call.id, "type": "function", "function": function})
+            });
+            message["tool_calls"] = calls.collect();
         }
         let mut choice = json!({
             "index": self.index,
             "message": message,
             "logprobs": self.logprobs(served),
-            "finish_reason": finish_reason(finish),
+            "finish_reason": self.finish_reason(finish),
         });
         if self.return_ids {
-            choice["token_ids"] = json!(self.ids);
+            choice["token_ids"] = json!(self.turn.ids());
         }
         choice
     }
 
     fn last(&mut self, served: &Served, finish: Finish) -> Vec<Value> {
-        self.end(served);
+        self.turn.end(served);
         self.chunk(served, Some(finish)).into_iter().collect()
     }
 }

@@ -11,8 +11,10 @@ use super::answer::{Answer, Piece, Spelled};
 use super::error::ApiError;
 use super::fields::{self, Fields, OneOrMore};
 use super::output::{Head, Logprobs, finish_reason};
+use super::prepare::compile;
 use super::stream::{Choice, Job, Tracked, collect, stream};
 use super::{Served, Shared};
+use crate::runtime::grammar::{Constraint, Grammar};
 use crate::serve::request::{Drawn, Finish, Request};
 
 /// New tokens at most, for requests that do not say.
@@ -62,7 +64,7 @@ async fn answer(
     let body = fields::read(body)?;
     let fields: Fields = fields::part(&body)?;
     let body: Body = fields::part(&body)?;
-    fields.check_format()?;
+    let schema = fields.schema()?;
     if body
         .best_of
         .is_some_and(|best| best > fields.n.unwrap_or(1))
@@ -94,6 +96,15 @@ async fn answer(
     if !stops.is_empty() {
         served.tokenizer("stop")?;
     }
+    let constraint = match schema {
+        Some(schema) => Some(constraint(served, schema).await?),
+        None => None,
+    };
+    // A grammar may end with any of them.
+    let stop = match constraint {
+        Some(_) => [&served.stop, served.chat_stop()].concat(),
+        None => served.stop.clone(),
+    };
     let mut jobs = Vec::new();
     for ids in &prompts {
         for n in 0..fields.choices()? {
@@ -102,7 +113,8 @@ async fn answer(
                 sampling: fields.sampling(served.sampling, n)?,
                 adjustments: fields.adjustments(served.vocabulary)?,
                 max_tokens: fields.max_tokens().unwrap_or(MAX_TOKENS),
-                stop: served.stop.clone(),
+                constraint: constraint.clone(),
+                stop: stop.clone(),
                 logprobs,
                 prompt_logprobs: echo && logprobs.is_some(),
             };
@@ -132,6 +144,14 @@ async fn answer(
     }
     let usage = fields.includes_usage();
     Ok(stream(served, head, jobs, usage, request))
+}
+
+/// The constraint of a text that is JSON.
+async fn constraint(served: &'static Served, schema: Value) -> Result<Constraint, ApiError> {
+    let grammar = Grammar::JsonSchema(schema);
+    let compiled =
+        tokio::task::spawn_blocking(move || compile(served, &grammar, "response_format"));
+    compiled.await.map_err(ApiError::internal)?
 }
 
 /// The tokens of a prompt with the texts that they complete.

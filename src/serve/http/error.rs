@@ -6,7 +6,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::runtime::chat::ChatError;
+use crate::runtime::sample::SampleError;
 use crate::runtime::tokenizer::TokenizerError;
 use crate::serve::request::{Refusal, ServeError};
 
@@ -92,7 +92,8 @@ impl ApiError {
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         };
-        json!({"error": {"message": self.message, "type": kind, "param": self.field, "code": null}})
+        // The outer type is of the Anthropic API.
+        json!({"type": "error", "error": {"message": self.message, "type": kind, "param": self.field, "code": null}})
     }
 }
 
@@ -131,14 +132,11 @@ impl From<Refusal> for ApiError {
 
 impl From<ServeError> for ApiError {
     fn from(error: ServeError) -> ApiError {
+        if let ServeError::Sample(SampleError::Constraint(error)) = &error {
+            return ApiError::field("response_format", error);
+        }
         // The drive may come back, and other requests may not need what failed.
         ApiError::unavailable(&error.to_string())
-    }
-}
-
-impl From<ChatError> for ApiError {
-    fn from(error: ChatError) -> ApiError {
-        ApiError::field("messages", error)
     }
 }
 

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::ApiError;
+use super::tools;
 use crate::runtime::sample::{Adjustments, Sampling};
 
 /// Choices of a request at most.
@@ -201,19 +202,9 @@ impl Fields {
         }
     }
 
-    /// Refuses formats of answers that cannot be enforced.
-    pub fn check_format(&self) -> Result<(), ApiError> {
-        let Some(format) = &self.response_format else {
-            return Ok(());
-        };
-        match format.get("type").and_then(Value::as_str) {
-            Some("text") => Ok(()),
-            Some(kind) => Err(ApiError::field(
-                "response_format",
-                format!("{kind:?} is not supported yet"),
-            )),
-            None => Err(ApiError::field("response_format", "it has no type")),
-        }
+    /// The schema of the answer, if one is asked for.
+    pub fn schema(&self) -> Result<Option<Value>, ApiError> {
+        tools::schema(self.response_format.as_ref())
     }
 
     pub fn streams(&self) -> bool {

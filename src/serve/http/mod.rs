@@ -1,8 +1,10 @@
-//! Speaks HTTP: the OpenAI API, health, metrics and the chat page.
+//! Speaks HTTP: the APIs of OpenAI and Anthropic, health, metrics and the chat page.
 //!
 //! [`App`] exists once. [`serve`] accepts connections from the beginning, and answers 503 until [`App::ready`] is given a [`Served`] model.
 
 mod answer;
+mod anthropic;
+mod blocks;
 mod chat;
 mod completions;
 mod connections;
@@ -12,8 +14,12 @@ mod guard;
 mod metrics;
 mod output;
 mod page;
+mod prepare;
+mod said;
 mod served;
 mod stream;
+mod tools;
+mod turn;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,6 +105,8 @@ pub fn router(app: &'static App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))
+        .route("/v1/messages", post(anthropic::handle))
+        .route("/v1/messages/count_tokens", post(anthropic::count))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .route("/", get(page::handle))

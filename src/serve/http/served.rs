@@ -1,12 +1,15 @@
 //! Holds the model that is served, and turns prompts and messages into ids.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde_json::Value;
+
 use super::error::ApiError;
-use crate::runtime::chat::{Conversation, Format};
+use crate::runtime::chat::{Asked, Conversation, Format};
 use crate::runtime::dialect::Dialect;
+use crate::runtime::grammar::{GrammarError, Grammars};
 use crate::runtime::sample::Sampling;
 use crate::runtime::template::{ChatTemplate, Message};
 use crate::runtime::tokenizer::Tokenizer;
@@ -28,6 +31,8 @@ pub struct Served {
     pub(super) stop: Vec<u32>,
     pub(super) vocabulary: usize,
     chat: Option<Chat>,
+    /// Made for the first request that needs it.
+    grammars: OnceLock<Result<Grammars, GrammarError>>,
 }
 
 #[derive(Debug)]
@@ -39,6 +44,7 @@ struct Chat {
     /// Conversations that render nothing now.
     idle: Mutex<Vec<Conversation<'static>>>,
     answers: Mutex<VecDeque<Answered>>,
+    calls: Mutex<VecDeque<Called>>,
 }
 
 /// A rendered text up to the end of an answer, and the ids of which the model chose the last ones.
@@ -46,6 +52,14 @@ struct Chat {
 struct Answered {
     text: String,
     ids: Vec<u32>,
+}
+
+/// An answer with tool calls, as clients send it back and as the model wrote it.
+#[derive(Debug)]
+struct Called {
+    calls: Vec<Value>,
+    /// The answer after its reasoning.
+    text: String,
 }
 
 /// What `served` needs of a model.
@@ -84,6 +98,7 @@ impl Served {
             stop: parts.stop,
             vocabulary: parts.vocabulary,
             chat,
+            grammars: OnceLock::new(),
         }
     }
 
@@ -105,7 +120,7 @@ impl Served {
     }
 
     /// Text and ids of messages.
-    pub(super) fn prompt(&self, messages: Vec<Message>) -> Result<(String, Vec<u32>), ApiError> {
+    pub(super) fn prompt(&self, asked: Asked) -> Result<(String, Vec<u32>), ApiError> {
         let chat = self.chat()?;
         let idle = lock(&chat.idle).pop();
         let mut conversation = match (idle, self.tokenizer) {
@@ -113,7 +128,7 @@ impl Served {
             (None, Some(tokenizer)) => chat.conversation(tokenizer),
             (None, None) => return Err(ApiError::internal("the tokenizer is missing")),
         };
-        let prompt = conversation.prompt(messages, |text| chat.known(text));
+        let prompt = conversation.prompt(asked, |text| chat.known(text));
         lock(&chat.idle).push(conversation);
         Ok(prompt?)
     }
@@ -131,6 +146,72 @@ impl Served {
             text: prompt.to_owned() + answer,
             ids: [prompt_ids, ids].concat(),
         });
+    }
+
+    /// Remembers how the model wrote an answer with these calls, which are as templates read them.
+    pub(super) fn remember_calls(&self, calls: Vec<Value>, text: &str) {
+        let Some(chat) = &self.chat else { return };
+        let mut called = lock(&chat.calls);
+        if called.len() == ANSWERS {
+            called.pop_front();
+        }
+        let text = text.to_owned();
+        called.push_back(Called { calls, text });
+    }
+
+    /// Puts answers with tool calls back as the model wrote them, so that their rows are found. A template might write them otherwise.
+    pub(super) fn replay(&self, mut messages: Vec<Message>) -> Vec<Message> {
+        let Some(chat) = &self.chat else {
+            return messages;
+        };
+        let called = lock(&chat.calls);
+        for message in messages.iter_mut().filter(|m| !m.tool_calls.is_empty()) {
+            let same = called
+                .iter()
+                .rfind(|known| known.calls == message.tool_calls);
+            if let Some(same) = same {
+                message.content.clone_from(&same.text);
+                message.tool_calls.clear();
+            }
+        }
+        messages
+    }
+
+    /// Variables of the template that make the model reason or not, for a word of the OpenAI API, like `none` or `high`.
+    pub(super) fn effort(&self, effort: &str) -> Result<Vec<(String, Value)>, ApiError> {
+        let field = "reasoning_effort";
+        let template = &self.chat()?.template;
+        let names = template
+            .reads()
+            .map_err(|error| ApiError::field(field, error))?;
+        if names.iter().any(|name| name == field) {
+            return Ok(vec![(field.to_owned(), effort.into())]);
+        }
+        let thinks = effort != "none";
+        let switch = ["enable_thinking", "thinking"];
+        match switch
+            .iter()
+            .find(|switch| names.iter().any(|name| name == *switch))
+        {
+            Some(switch) => Ok(vec![((*switch).to_owned(), thinks.into())]),
+            None if thinks == self.dialect().thinks => Ok(Vec::new()),
+            None => Err(ApiError::field(
+                field,
+                format!(
+                    "{effort:?} is not possible: the chat template has no switch for reasoning"
+                ),
+            )),
+        }
+    }
+
+    /// Compiles grammars, for field `field` of a request.
+    pub(super) fn grammars(&self, field: &str) -> Result<&Grammars, ApiError> {
+        let tokenizer = self.tokenizer(field)?;
+        let made = self.grammars.get_or_init(|| {
+            let stop = [&self.stop[..], self.chat_stop()].concat();
+            Grammars::new(tokenizer, self.vocabulary, &stop)
+        });
+        made.as_ref().map_err(|error| ApiError::field(field, error))
     }
 
     /// Ids that end an answer.
@@ -153,6 +234,7 @@ impl Chat {
             stop: stop.to_vec(),
             idle: Mutex::default(),
             answers: Mutex::default(),
+            calls: Mutex::default(),
         };
         let conversation = chat.conversation(tokenizer);
         chat.stop.extend(conversation.end_tokens());

@@ -69,6 +69,11 @@ impl Tracked {
         }
     }
 
+    /// Counts the only choice of the request.
+    pub fn add(&mut self, summary: &Summary) {
+        self.total.add(summary, true);
+    }
+
     /// All of it was answered.
     pub fn succeed(&mut self) {
         self.outcome = Outcome::Ok;
@@ -154,29 +159,16 @@ pub fn stream<C: Choice>(
     usage: bool,
     mut tracked: Tracked,
 ) -> Response {
+    events(move |out| async move {
+        let result = run(served, &head, jobs, &out, &mut tracked, usage).await;
+        end(result, &out, &mut tracked).await;
+    })
+}
+
+/// Answers with the events that `write` sends.
+pub fn events<F: Future<Output = ()> + Send + 'static>(write: impl FnOnce(Out) -> F) -> Response {
     let (out, events) = channel(CHUNKS);
-    tokio::spawn(async move {
-        let result = run(served, &head, jobs, &out, &mut tracked).await;
-        let result = match result {
-            Err(Ended::Error(error)) => {
-                let _ = out.send(Ok(data(&tracked.fail(error).body()))).await;
-                return;
-            }
-            Err(Ended::Gone) => return,
-            Ok(()) => {
-                let mut chunk = head.with(Vec::new());
-                chunk.insert("usage".into(), tracked.total.usage());
-                chunk.insert("timings".into(), tracked.total.timings());
-                match usage {
-                    true => out.send(Ok(data(&Value::Object(chunk)))).await,
-                    false => Ok(()),
-                }
-            }
-        };
-        if result.is_ok() && out.send(Ok(Event::default().data("[DONE]"))).await.is_ok() {
-            tracked.succeed();
-        }
-    });
+    tokio::spawn(write(out));
     let events =
         Sse::new(ReceiverStream::new(events)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
     // Proxies shall not collect chunks.
@@ -187,13 +179,41 @@ pub fn stream<C: Choice>(
         .into_response()
 }
 
+/// Ends a stream: an error becomes its last event.
+pub async fn end(result: Result<(), Ended>, out: &Out, tracked: &mut Tracked) {
+    match result {
+        Ok(()) => tracked.succeed(),
+        Err(Ended::Gone) => {}
+        Err(Ended::Error(error)) => {
+            let body = tracked.fail(error).body();
+            // Clients of one API read the name, those of the other ignore it.
+            let _ = send(out, named("error", &body)).await;
+        }
+    }
+}
+
 /// Why a stream ends too soon.
-enum Ended {
+pub enum Ended {
     Error(ApiError),
     Gone,
 }
 
-type Out = Sender<Result<Event, Infallible>>;
+/// Where the events of a stream go.
+pub type Out = Sender<Result<Event, Infallible>>;
+
+/// Sends an event.
+pub async fn send(out: &Out, event: Event) -> Result<(), Ended> {
+    out.send(Ok(event)).await.map_err(|_| Ended::Gone)
+}
+
+/// Says how much of a prompt is known, in a comment that keeps the connection open.
+pub async fn progress(out: &Out, done: usize, all: usize) -> Result<(), Ended> {
+    send(
+        out,
+        Event::default().comment(format!("prefill {done}/{all}")),
+    )
+    .await
+}
 
 async fn run<C: Choice>(
     served: &'static Served,
@@ -201,6 +221,7 @@ async fn run<C: Choice>(
     jobs: Vec<Job<C>>,
     out: &Out,
     tracked: &mut Tracked,
+    usage: bool,
 ) -> Result<(), Ended> {
     let mut running = JoinSet::new();
     for job in jobs {
@@ -211,7 +232,13 @@ async fn run<C: Choice>(
         let (summary, first) = joined?;
         tracked.total.add(&summary, first);
     }
-    Ok(())
+    if usage {
+        let mut chunk = head.with(Vec::new());
+        chunk.insert("usage".into(), tracked.total.usage());
+        chunk.insert("timings".into(), tracked.total.timings());
+        send(out, data(&Value::Object(chunk))).await?;
+    }
+    send(out, Event::default().data("[DONE]")).await
 }
 
 async fn pump<C: Choice>(
@@ -227,8 +254,7 @@ async fn pump<C: Choice>(
         };
         let (choices, ended) = match piece {
             Piece::Progress(done, all) => {
-                let comment = Event::default().comment(format!("prefill {done}/{all}"));
-                out.send(Ok(comment)).await.map_err(|_| Ended::Gone)?;
+                progress(&out, done, all).await?;
                 continue;
             }
             Piece::End(finish, summary) => (job.choice.last(served, finish), Some(summary)),
@@ -236,8 +262,7 @@ async fn pump<C: Choice>(
         };
         for choice in choices {
             let chunk: Map<String, Value> = head.with(vec![choice]);
-            let event = Ok(data(&Value::Object(chunk)));
-            out.send(event).await.map_err(|_| Ended::Gone)?;
+            send(&out, data(&Value::Object(chunk))).await?;
         }
         if let Some(summary) = ended {
             return Ok((summary, job.first));
@@ -245,6 +270,12 @@ async fn pump<C: Choice>(
     }
 }
 
-fn data(value: &Value) -> Event {
+/// An event with a name and JSON.
+pub fn named(name: &str, value: &Value) -> Event {
+    Event::default().event(name).data(value.to_string())
+}
+
+/// An event with JSON.
+pub fn data(value: &Value) -> Event {
     Event::default().data(value.to_string())
 }
