@@ -56,6 +56,11 @@ impl Runner {
         self.pages.free() + self.prefixes.evictable()
     }
 
+    /// The texts whose rows are known, as far as pages follow them, the one that was used last at the end.
+    pub fn known_texts(&self) -> Vec<Vec<u32>> {
+        self.prefixes.texts()
+    }
+
     /// Pages of the model's layers, in use or not.
     pub fn pages(&self) -> usize {
         self.pages.capacity()

@@ -302,9 +302,9 @@ impl Model {
                     .next_multiple_of(PAGE)
                     .saturating_mul(options.sequences),
             ),
+            swap_dir: options.swap_dir.clone(),
             round_experts: self.options.round_experts,
             stop: options.stop.clone(),
-            ..RunnerOptions::default()
         };
         let mut runner = Runner::new(weights, store, pool, runner_options);
         if record > 0 {

@@ -138,6 +138,8 @@ pub struct RunOptions {
     pub prompt: Option<usize>,
     /// Tokens that go through a layer at once at most.
     pub slice: usize,
+    /// Where sequences are swapped to; `None` for the system's temporary directory.
+    pub swap_dir: Option<PathBuf>,
     /// Bytes of memory for everything but weights that another runner has loaded; `None` for what is available.
     pub ram: Option<u64>,
     /// Expert slabs for each sparse layer; 0 is the minimum, `None` as many as fit.
@@ -161,6 +163,7 @@ impl Default for RunOptions {
             sequences: 1,
             prompt: None,
             slice: usize::MAX,
+            swap_dir: None,
             ram: None,
             cache_slots: None,
             lookahead: Lookahead::Auto,

@@ -1,6 +1,7 @@
 //! Starts the engine's thread, and gives it requests.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -8,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use super::beginnings::Beginnings;
 use super::metrics::Metrics;
 use super::queue::{Queue, Submission};
 use super::request::{Event, Refusal, Request};
 use super::scheduler::Scheduler;
 use crate::model::ModelError;
+use crate::runtime::kv_file::Fingerprint;
 use crate::runtime::{Source, TextRunner};
 
 /// How requests are scheduled.
@@ -26,6 +29,8 @@ pub struct EngineOptions {
     pub context: usize,
     /// How long a pass with rows of a prompt may take while others decode.
     pub max_stall: Duration,
+    /// Where beginnings of prompts are kept over restarts, and what they depend on.
+    pub kept: Option<(PathBuf, Fingerprint)>,
     /// The directories that the runner reads, as [`Model::sources`](crate::Model::sources) lists them.
     pub sources: Vec<Source>,
 }
@@ -72,18 +77,26 @@ impl Engine {
     /// Starts serving with `runner`, whose passes `stop` ends: the flag of [`RunOptions::stop`](crate::RunOptions).
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// The thread cannot be started, or the directory of beginnings cannot be used.
     pub fn start(
-        runner: TextRunner,
+        mut runner: TextRunner,
         stop: Arc<AtomicBool>,
         options: EngineOptions,
     ) -> io::Result<Engine> {
         let queue = Arc::new(Queue::new(options.queue));
+        let mut beginnings = match &options.kept {
+            Some((dir, fingerprint)) => Some(Beginnings::open(dir, *fingerprint)?),
+            None => None,
+        };
+        if let Some(beginnings) = &mut beginnings {
+            beginnings.restore(&mut runner);
+        }
         let (metrics, ending) = (Arc::<Metrics>::default(), Arc::<AtomicBool>::default());
         let vocabulary = runner.weights().config().vocab_size;
         let scheduler = Scheduler::new(
             runner,
             options.clone(),
+            beginnings,
             Arc::clone(&queue),
             Arc::clone(&metrics),
             Arc::clone(&stop),

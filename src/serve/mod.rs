@@ -7,6 +7,7 @@
 //! A request gives the same tokens alone and in company, because a row's bits never depend on what else is in a pass.
 
 mod active;
+mod beginnings;
 mod budget;
 mod engine;
 pub mod http;
@@ -16,6 +17,7 @@ mod request;
 mod scheduler;
 mod watch;
 
+pub use beginnings::check_dir;
 pub use engine::{Engine, EngineOptions, Ticket};
 pub use metrics::{Metrics, SourceReads};
 pub use request::{Drawn, Event, Finish, Refusal, Request, ServeError, Summary};

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -32,6 +32,17 @@ pub struct Queue {
 struct State {
     waiting: VecDeque<Submission>,
     closed: bool,
+}
+
+/// What [`Queue::wait`] waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// There is a request.
+    Request,
+    /// There is none, and none will come.
+    Closed,
+    /// There was none for the given time.
+    Idle,
 }
 
 impl Queue {
@@ -86,13 +97,19 @@ impl Queue {
         self.state().waiting.push_front(submission);
     }
 
-    /// Waits until a request is there; false if none will come.
-    pub fn wait(&self) -> bool {
+    /// Waits until a request is there or none will come, for `time` at most.
+    pub fn wait(&self, time: Option<Duration>) -> Waited {
         let state = self.state();
-        let idle = |state: &mut State| state.waiting.is_empty() && !state.closed;
-        let waited = self.changed.wait_while(state, idle);
-        let state = waited.unwrap_or_else(PoisonError::into_inner);
-        !state.waiting.is_empty()
+        let empty = |state: &mut State| state.waiting.is_empty() && !state.closed;
+        // A year is as good as for ever.
+        let time = time.unwrap_or(Duration::from_secs(365 * 24 * 3600));
+        let waited = self.changed.wait_timeout_while(state, time, empty);
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        match state.waiting.is_empty() {
+            false => Waited::Request,
+            true if timeout.timed_out() => Waited::Idle,
+            true => Waited::Closed,
+        }
     }
 
     /// Takes no more requests.

@@ -8,22 +8,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::active::{Active, Share};
+use super::beginnings::Beginnings;
 use super::budget::Budget;
 use super::engine::EngineOptions;
 use super::metrics::{Metrics, SourceReads};
-use super::queue::Queue;
+use super::queue::{Queue, Waited};
 use super::request::{Event, ServeError};
 use super::watch::{Watch, Watched};
 use crate::model::draft::Mode;
 use crate::model::{ModelError, PAGE, Phase, Step, swap_victim};
 use crate::runtime::TextRunner;
 
+/// Time without requests after which beginnings are saved.
+const IDLE: Duration = Duration::from_secs(3);
 /// Time between two looks at the statistics of reads.
 const STATISTICS: Duration = Duration::from_millis(500);
 
 pub struct Scheduler {
     runner: TextRunner,
     options: EngineOptions,
+    beginnings: Option<Beginnings>,
+    /// Whether some texts may not be in their files.
+    unsaved: bool,
     mode: Mode,
     queue: Arc<Queue>,
     metrics: Arc<Metrics>,
@@ -43,6 +49,7 @@ impl Scheduler {
     pub fn new(
         mut runner: TextRunner,
         options: EngineOptions,
+        beginnings: Option<Beginnings>,
         queue: Arc<Queue>,
         metrics: Arc<Metrics>,
         stop: Arc<AtomicBool>,
@@ -55,6 +62,8 @@ impl Scheduler {
             budget: Budget::new(options.max_stall),
             runner,
             options,
+            beginnings,
+            unsaved: false,
             queue,
             metrics,
             stop,
@@ -76,7 +85,7 @@ impl Scheduler {
             if self.active.is_empty() {
                 self.counted = None;
                 self.count();
-                if !self.queue.wait() {
+                if !self.wait() {
                     break;
                 }
                 continue;
@@ -84,9 +93,34 @@ impl Scheduler {
             failed |= self.pass().is_err();
             self.count();
         }
+        let ending = Arc::clone(&self.ending);
+        self.save_beginnings(|| ending.load(Ordering::SeqCst));
         // Uses of a run whose drive failed say little.
         if !failed {
             self.runner.save_usage();
+        }
+    }
+
+    /// Waits for a request; false if no more will come. Saves beginnings meanwhile.
+    fn wait(&mut self) -> bool {
+        loop {
+            let saving = self.beginnings.is_some() && self.unsaved;
+            match self.queue.wait(saving.then_some(IDLE)) {
+                Waited::Request => return true,
+                Waited::Closed => return false,
+                Waited::Idle => {
+                    let queue = Arc::clone(&self.queue);
+                    self.save_beginnings(|| queue.len() > 0);
+                }
+            }
+        }
+    }
+
+    fn save_beginnings(&mut self, interrupted: impl Fn() -> bool) {
+        if let Some(beginnings) = &mut self.beginnings
+            && self.unsaved
+        {
+            self.unsaved = !beginnings.save(&mut self.runner, interrupted);
         }
     }
 
@@ -102,6 +136,7 @@ impl Scheduler {
             if ended.sequence.is_swapped() {
                 continue;
             }
+            self.unsaved = true;
             if let Err(error) = self.runner.publish(&mut ended.sequence) {
                 tracing::debug!("the end of a text is not kept: {error}");
             }

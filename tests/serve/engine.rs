@@ -67,6 +67,7 @@ fn engine(model: &Model, shape: &Shape) -> Engine {
     };
     let runner = model.runner(&options).unwrap();
     let options = EngineOptions {
+        kept: None,
         parallel: shape.parallel,
         queue: shape.queue,
         context: shape.context,

@@ -5,6 +5,7 @@
 mod common;
 mod engine;
 mod http;
+mod kept;
 #[path = "../common/rng.rs"]
 mod rng;
 mod server;

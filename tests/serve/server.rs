@@ -15,12 +15,14 @@ pub struct Server {
 
 impl Server {
     pub fn start(flags: &[&str]) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_colibri-uring"))
-            .args(["serve", "--port", "0", "--no-usage", "--threads", "2"])
-            .args(flags)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_colibri-uring"));
+        command.args(["serve", "--port", "0", "--no-usage", "--threads", "2"]);
+        Server::run(command.args(flags))
+    }
+
+    /// Waits until the server of `command` is ready.
+    pub fn run(command: &mut Command) -> Server {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let said = lines.by_ref().map(Result::unwrap);
         let ready =

@@ -17,7 +17,7 @@ use colibri_uring::runtime::template::{ChatTemplate, TemplateError};
 use colibri_uring::runtime::tokenizer::Tokenizer;
 use colibri_uring::runtime::{Model, RunOptions, TextRunner};
 use colibri_uring::serve::http::{self, Access, App, Parts, Served};
-use colibri_uring::serve::{Engine, EngineOptions};
+use colibri_uring::serve::{Engine, EngineOptions, check_dir};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::net::TcpListener;
@@ -75,6 +75,9 @@ pub struct ServeArgs {
         help_heading = "Server"
     )]
     max_stall: u32,
+    /// Directory in which beginnings of prompts are kept for the next start, and sequences are swapped
+    #[arg(long, value_name = "DIR", help_heading = "Server")]
+    kv_dir: Option<PathBuf>,
     /// File with the key that clients have to send; without one, only localhost is served
     #[arg(long, value_name = "FILE", help_heading = "Server")]
     api_key_file: Option<PathBuf>,
@@ -94,6 +97,9 @@ const PREFILL: usize = 2048;
 /// Serves until a signal.
 pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let access = access(args)?;
+    if let Some(dir) = &args.kv_dir {
+        check_dir(dir).with_context(|| format!("cannot write to --kv-dir {}", dir.display()))?;
+    }
     let app: &'static App = Box::leak(Box::new(App::new(access)));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -133,7 +139,7 @@ fn access(args: &ServeArgs) -> anyhow::Result<Access> {
 /// Loads the model and starts its engine.
 fn load(args: &ServeArgs) -> anyhow::Result<Served> {
     let dir = &args.model.model[0];
-    let opened = load::open(&args.model, args.draft.mtp.0, false)?;
+    let opened = load::open(&args.model, args.draft.mtp.0, args.kv_dir.is_some())?;
     let config = opened.model().config().clone();
     let max = config.max_position_embeddings;
     let context = match args.context.map(|context| context as usize) {
@@ -167,10 +173,16 @@ fn load(args: &ServeArgs) -> anyhow::Result<Served> {
     let options = RunOptions {
         sequences: args.parallel.into(),
         stop: Some(Arc::clone(&stopping)),
+        swap_dir: args.kv_dir.clone(),
         ..args.model.run_options(context, context.min(PREFILL))
     };
     let (model, runner): (Model, TextRunner) = opened.load_with(&options)?;
+    let kept = match &args.kv_dir {
+        Some(dir) => Some((dir.clone(), model.fingerprint()?.with(runner.weights()))),
+        None => None,
+    };
     let options = EngineOptions {
+        kept,
         parallel: args.parallel.into(),
         queue: args.queue as usize,
         context,

@@ -191,6 +191,23 @@ impl PrefixTree {
             .for_each(|child| self.remove(child));
     }
 
+    /// The ids on the way to each leaf, the one that was used last at the end.
+    pub fn texts(&self) -> Vec<Vec<u32>> {
+        let mut texts = Vec::new();
+        let mut open: Vec<(usize, Vec<u32>)> =
+            self.roots.iter().map(|root| (*root, Vec::new())).collect();
+        while let Some((index, before)) = open.pop() {
+            let node = self.node(index);
+            let ids = [&before[..], &node.ids].concat();
+            match node.children.is_empty() {
+                true => texts.push((node.used, ids)),
+                false => open.extend(node.children.iter().map(|child| (*child, ids.clone()))),
+            }
+        }
+        texts.sort_by_key(|(used, _)| *used);
+        texts.into_iter().map(|(_, ids)| ids).collect()
+    }
+
     /// Pages that only the tree holds: as many can be evicted.
     pub fn evictable(&self) -> usize {
         let nodes = self.nodes.iter().flatten();
@@ -284,6 +301,7 @@ mod tests {
             assert_eq!(found.tokens, tokens);
             assert_eq!(found.pages.len(), tokens.div_ceil(PAGE));
         }
+        assert_eq!(tree.texts(), [other, text.clone()]);
         // The partly filled page is replaced by the one that it became.
         publish(&mut tree, &pool, &[text.clone(), vec![1; 56]].concat());
         assert_eq!(tree.find(&text).tokens, 200);
