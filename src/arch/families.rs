@@ -1,11 +1,11 @@
 //! Lists the families, and finds one by the `model_type` of a `config.json`.
 
-use super::family::Family;
+use super::family::{Family, Preset};
 use super::keys::Keys;
-use super::{ConfigError, TensorId, glm_moe_dsa};
+use super::{ConfigError, TensorId, deepseek_v3, glm_moe_dsa};
 
 /// Every supported family. A family is one file and one line here.
-const FAMILIES: &[Family] = &[glm_moe_dsa::FAMILY];
+const FAMILIES: &[Family] = &[glm_moe_dsa::FAMILY, deepseek_v3::FAMILY];
 
 /// The family that `model_type` names.
 pub(super) fn find(keys: &Keys) -> Result<&'static Family, ConfigError> {
@@ -22,4 +22,9 @@ pub(super) fn find(keys: &Keys) -> Result<&'static Family, ConfigError> {
 /// The tensor that a family has by this name, for checkpoints whose family is not known.
 pub fn parse_any(name: &str) -> Option<TensorId> {
     FAMILIES.iter().find_map(|family| family.names.parse(name))
+}
+
+/// The shapes with a name, of all families.
+pub fn presets() -> impl Iterator<Item = &'static Preset> {
+    FAMILIES.iter().flat_map(|family| family.presets)
 }

@@ -8,11 +8,14 @@ use std::path::Path;
 
 use serde_json::Value;
 
+mod deepseek_v3;
+mod dimensions;
 mod error;
 mod families;
 mod family;
 mod glm_moe_dsa;
 mod keys;
+mod mla;
 mod names;
 mod rope;
 mod schedule;
@@ -21,13 +24,13 @@ mod stop;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use dimensions::Dimension;
 pub use error::ConfigError;
-pub use families::parse_any;
-pub use family::{Dimensions, Family};
-pub use glm_moe_dsa::FAMILY as GLM_MOE_DSA;
+pub use families::{parse_any, presets};
+pub use family::{Family, Preset};
 pub(crate) use keys::{Keys, read_object};
 pub use names::{Names, Part, Projection, TensorId};
-pub use rope::Rope;
+pub use rope::{Rope, Yarn};
 pub use shapes::Shape;
 
 /// The feed-forward block of a layer.
@@ -67,8 +70,8 @@ pub enum Attention {
 pub struct Mla {
     /// Attention heads.
     pub heads: usize,
-    /// Rank of the query projection.
-    pub q_rank: usize,
+    /// Rank of the query projection; `None` where one matrix projects queries.
+    pub q_rank: Option<usize>,
     /// Rank of the key-value projection.
     pub kv_rank: usize,
     /// Dimensions of a query or key head that are not rotated.
@@ -121,6 +124,20 @@ pub enum Scoring {
     Sigmoid,
 }
 
+/// Groups of neighbouring experts, among which a token first selects some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Number of groups, all of the same size; at least two experts each where some are left out.
+    pub count: usize,
+    /// Groups whose experts a token may use: those with the largest sums of their two best scores.
+    pub keep: usize,
+}
+
+impl Groups {
+    /// One group, which is kept.
+    pub const ONE: Groups = Groups { count: 1, keep: 1 };
+}
+
 /// How a sparse layer selects experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Router {
@@ -128,6 +145,8 @@ pub struct Router {
     pub top_k: usize,
     /// Logits to scores.
     pub scoring: Scoring,
+    /// Groups of experts; [`Groups::ONE`] where no expert is left out.
+    pub groups: Groups,
     /// Whether the weights of a token are divided by their sum.
     pub normalise: bool,
     /// Factor on the weights.

@@ -25,6 +25,8 @@ pub enum Part {
     AttentionNorm,
     /// Norm before the MLP.
     MlpNorm,
+    /// Hidden to the queries of all heads.
+    Query,
     /// MLA: hidden to the query's rank.
     QueryDown,
     /// Bias of [`Part::QueryDown`].

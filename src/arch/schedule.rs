@@ -16,7 +16,17 @@ pub fn mlp_kinds(keys: &Keys, layers: usize) -> Result<Vec<MlpKind>, ConfigError
             &[("dense", MlpKind::Dense), ("sparse", MlpKind::Sparse)],
         );
     }
-    let dense = keys.int("first_k_dense_replace", 0, u64::from(u32::MAX), Some(3))?;
+    first_dense(keys, layers, 3)
+}
+
+/// The first `first_k_dense_replace` layers are dense and the rest sparse.
+pub fn first_dense(
+    keys: &Keys,
+    layers: usize,
+    default: usize,
+) -> Result<Vec<MlpKind>, ConfigError> {
+    let key = "first_k_dense_replace";
+    let dense = keys.int(key, 0, u64::from(u32::MAX), Some(default))?;
     let kind = |i| {
         if i < dense {
             MlpKind::Dense

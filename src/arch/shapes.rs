@@ -71,16 +71,18 @@ impl Architecture {
         );
         Some(match part {
             Part::AttentionNorm | Part::MlpNorm => Shape::Vector(hidden),
-            Part::QueryDown => Shape::Matrix(mla.q_rank, hidden),
-            Part::QueryDownBias | Part::QueryNorm => Shape::Vector(mla.q_rank),
-            Part::QueryUp => Shape::Matrix(mla.heads * mla.query_width(), mla.q_rank),
+            Part::Query if mla.q_rank.is_some() => return None,
+            Part::Query => Shape::Matrix(mla.heads * mla.query_width(), hidden),
+            Part::QueryDown => Shape::Matrix(mla.q_rank?, hidden),
+            Part::QueryDownBias | Part::QueryNorm => Shape::Vector(mla.q_rank?),
+            Part::QueryUp => Shape::Matrix(mla.heads * mla.query_width(), mla.q_rank?),
             Part::KvDown => Shape::Matrix(mla.cache_width(), hidden),
             Part::KvDownBias => Shape::Vector(mla.cache_width()),
             Part::KvNorm => Shape::Vector(mla.kv_rank),
             Part::KvUp => Shape::Matrix(mla.heads * (mla.nope + mla.value), mla.kv_rank),
             Part::Output => Shape::Matrix(hidden, mla.heads * mla.value),
             Part::OutputBias => Shape::Vector(hidden),
-            Part::IndexQuery => Shape::Matrix(index?.heads * index?.width, mla.q_rank),
+            Part::IndexQuery => Shape::Matrix(index?.heads * index?.width, mla.q_rank?),
             Part::IndexKey => Shape::Matrix(index?.width, hidden),
             Part::IndexWeights => Shape::Matrix(index?.heads, hidden),
             Part::IndexNorm | Part::IndexNormBias => Shape::Vector(index?.width),
@@ -114,16 +116,18 @@ impl Architecture {
         let mut parts = vec![
             Part::AttentionNorm,
             Part::MlpNorm,
-            Part::QueryDown,
-            Part::QueryNorm,
-            Part::QueryUp,
             Part::KvDown,
             Part::KvNorm,
             Part::KvUp,
             Part::Output,
         ];
+        match mla.q_rank {
+            Some(_) => parts.extend([Part::QueryDown, Part::QueryNorm, Part::QueryUp]),
+            None => parts.push(Part::Query),
+        }
         if mla.bias {
-            parts.extend([Part::QueryDownBias, Part::KvDownBias, Part::OutputBias]);
+            parts.extend([Part::KvDownBias, Part::OutputBias]);
+            parts.extend(mla.q_rank.map(|_| Part::QueryDownBias));
         }
         if self.is_indexed(layer) {
             parts.extend(Part::INDEXER);

@@ -30,9 +30,7 @@ const TILES: usize = 4;
 /// The attention of one layer.
 #[derive(Debug)]
 pub struct Attention {
-    q_a: Linear,
-    q_a_norm: Vec<f32>,
-    q_b: Weight,
+    queries: Queries,
     kv_a: Linear,
     kv_a_norm: Vec<f32>,
     kv_b: Weight,
@@ -47,6 +45,64 @@ pub struct Attention {
     /// Factor on the scores.
     scale: f32,
     norm_eps: f32,
+}
+
+/// How queries are projected.
+#[derive(Debug)]
+enum Queries {
+    /// By one matrix.
+    Whole(Weight),
+    /// By way of a low-rank query, which indexers take too.
+    LowRank {
+        down: Linear,
+        norm: Vec<f32>,
+        up: Weight,
+    },
+}
+
+impl Queries {
+    fn load(loader: &mut Loader, layer: usize, mla: &arch::Mla) -> Result<Queries, WeightError> {
+        let id = |part| TensorId::Layer(layer, part);
+        if mla.q_rank.is_none() {
+            return Ok(Queries::Whole(loader.matrix(id(Part::Query))?));
+        }
+        let bias = mla.bias.then_some(id(Part::QueryDownBias));
+        Ok(Queries::LowRank {
+            down: Linear::load(loader, id(Part::QueryDown), bias)?,
+            norm: loader.vector(id(Part::QueryNorm))?,
+            up: loader.matrix(id(Part::QueryUp))?,
+        })
+    }
+
+    /// The normed low-rank queries [n, rank]; nothing where there are none.
+    fn low_rank<'a>(
+        &self,
+        pool: &Pool,
+        tokens: Tokens,
+        norm_eps: f32,
+        low: &mut Vec<f32>,
+        normed: &'a mut Vec<f32>,
+    ) -> &'a [f32] {
+        let Queries::LowRank { down, norm, .. } = self else {
+            return &[];
+        };
+        let rank = norm.len();
+        let low = resize_scratch(low, tokens.n * rank);
+        down.forward(pool, tokens.x, tokens.n, low);
+        let normed = resize_scratch(normed, tokens.n * rank);
+        for (low, normed) in low.chunks(rank).zip(normed.chunks_mut(rank)) {
+            ops::rms_norm(low, norm, norm_eps, normed);
+        }
+        normed
+    }
+
+    /// The queries of all heads. `low_rank` is the result of [`Queries::low_rank`].
+    fn whole(&self, pool: &Pool, tokens: Tokens, low_rank: &[f32], q: &mut [f32]) {
+        match self {
+            Queries::Whole(weight) => weight.matrix().matmul(pool, tokens.x, tokens.n, q),
+            Queries::LowRank { up, .. } => up.matrix().matmul(pool, low_rank, tokens.n, q),
+        }
+    }
 }
 
 /// Scratch of the tokens, and of the tiles that run at the same time.
@@ -100,17 +156,15 @@ impl Attention {
     ) -> Result<Attention, WeightError> {
         let arch::Attention::Mla(mla) = &loader.arch().attention;
         let id = |part| TensorId::Layer(layer, part);
+        let queries = Queries::load(loader, layer, mla)?;
         let mut linear =
             |weight, bias| Linear::load(loader, id(weight), mla.bias.then_some(id(bias)));
-        let q_a = linear(Part::QueryDown, Part::QueryDownBias)?;
         let kv_a = linear(Part::KvDown, Part::KvDownBias)?;
         let o = linear(Part::Output, Part::OutputBias)?;
         let indexer = with_indexer.then(|| Indexer::load(loader, layer));
         let indexer = indexer.transpose()?;
         Ok(Attention {
-            q_a,
-            q_a_norm: loader.vector(id(Part::QueryNorm))?,
-            q_b: loader.matrix(id(Part::QueryUp))?,
+            queries,
             kv_a,
             kv_a_norm: loader.vector(id(Part::KvNorm))?,
             kv_b: loader.matrix(id(Part::KvUp))?,
@@ -139,13 +193,13 @@ impl Attention {
         out: &mut [f32],
     ) {
         let (pool, n) = (pass.pool, tokens.n);
-        let q_rank = self.q_a_norm.len();
-        let low = resize_scratch(&mut scratch.low, n * q_rank);
-        self.q_a.forward(pool, tokens.x, n, low);
-        let q_resid = resize_scratch(&mut scratch.q_resid, n * q_rank);
-        for (low, q_resid) in low.chunks(q_rank).zip(q_resid.chunks_mut(q_rank)) {
-            ops::rms_norm(low, &self.q_a_norm, self.norm_eps, q_resid);
-        }
+        let q_resid = self.queries.low_rank(
+            pool,
+            tokens,
+            self.norm_eps,
+            &mut scratch.low,
+            &mut scratch.q_resid,
+        );
         self.extend_cache(pool, tokens, spans, &mut scratch.kv);
         if let Some(indexer) = &self.indexer
             && !selection.is_kept()
@@ -163,7 +217,7 @@ impl Attention {
         }
         let head = self.nope + self.rope;
         let q = resize_scratch(&mut scratch.q, n * self.heads * head);
-        self.q_b.matrix().matmul(pool, q_resid, n, q);
+        self.queries.whole(pool, tokens, q_resid, q);
         let values = resize_scratch(&mut scratch.values, n * self.heads * self.value);
         // The cache is read once for the scores and once for the sums.
         let attended = |span: &KvSpan| span.rows * (span.position + span.rows);

@@ -47,7 +47,7 @@ impl BatchLimits {
         let indexer = arch.indexer.as_ref().filter(|_| sparse);
         let attention = input
             + mla.heads * (mla.query_width() + mla.value)
-            + 2 * mla.q_rank
+            + 2 * mla.q_rank.unwrap_or(0)
             + mla.cache_width()
             + indexer.map_or(0, |indexer| indexer.heads * (indexer.width + 1));
         BatchLimits {

@@ -120,7 +120,7 @@ impl Weights {
             norm,
             head,
             mtp,
-            rope: Rope::new(arch.rope.theta, arch.rope.dims),
+            rope: Rope::new(&arch.rope),
             sparsity,
             resident_bytes,
             digest,

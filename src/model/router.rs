@@ -1,6 +1,6 @@
 //! Chooses the experts of a token and their weights.
 
-use crate::arch::{Part, Scoring, TensorId};
+use crate::arch::{Groups, Part, Scoring, TensorId};
 use crate::model::ops;
 use crate::model::scratch::resize_scratch;
 use crate::model::topk::top_k;
@@ -22,6 +22,7 @@ pub struct Router {
     weight: Weight,
     /// Added to the scores for the choice only, not to the weights.
     bias: Vec<f32>,
+    groups: Groups,
     top_k: usize,
     normalise: bool,
     scale: f32,
@@ -32,7 +33,15 @@ pub struct Router {
 pub struct RouterScratch {
     scores: Vec<f32>,
     biased: Vec<f32>,
+    groups: GroupScratch,
     picked: Vec<u32>,
+}
+
+/// Scores of groups, and the groups that are kept.
+#[derive(Debug, Default)]
+struct GroupScratch {
+    scores: Vec<f32>,
+    kept: Vec<u32>,
 }
 
 impl Router {
@@ -43,6 +52,7 @@ impl Router {
         Ok(Router {
             weight: loader.matrix(TensorId::Layer(layer, Part::Router))?,
             bias: loader.vector(TensorId::Layer(layer, Part::RouterBias))?,
+            groups: router.groups,
             top_k: router.top_k,
             normalise: router.normalise,
             scale: router.scale,
@@ -75,7 +85,7 @@ impl Router {
         });
     }
 
-    /// The `k` best experts (at most all) of each of the n tokens `x` [n, hidden], where `x` is an estimate of what the router will
+    /// The `k` best experts (at most all of the kept groups) of each of the n tokens `x` [n, hidden], where `x` is an estimate of what the router will
     /// be given: `ids` becomes [n, k], best first within a token. Returns k.
     pub fn top_candidates(
         &self,
@@ -86,7 +96,7 @@ impl Router {
         scratch: &mut RouterScratch,
         ids: &mut Vec<u32>,
     ) -> usize {
-        let k = k.min(self.bias.len());
+        let k = k.min(self.bias.len() / self.groups.count * self.groups.keep);
         ids.clear();
         self.pick(pool, x, n, k, scratch, |picked, scores| {
             let start = ids.len();
@@ -115,8 +125,64 @@ impl Router {
             scratch.biased.clear();
             let biased = scores.iter().zip(&self.bias).map(|(s, b)| s + b);
             scratch.biased.extend(biased);
+            if self.groups != Groups::ONE {
+                leave_out(self.groups, &mut scratch.biased, &mut scratch.groups);
+            }
             top_k(&scratch.biased, k, &mut scratch.picked);
             each(&scratch.picked, scores);
         }
+    }
+}
+
+/// Makes the scores of experts negative infinity whose group is not kept.
+fn leave_out(groups: Groups, biased: &mut [f32], scratch: &mut GroupScratch) {
+    let size = biased.len() / groups.count;
+    scratch.scores.clear();
+    let scores = biased.chunks_exact(size).map(sum_of_two_best);
+    scratch.scores.extend(scores);
+    top_k(&scratch.scores, groups.keep, &mut scratch.kept);
+    let mut kept = scratch.kept.iter().copied().peekable();
+    for (group, experts) in (0..).zip(biased.chunks_exact_mut(size)) {
+        if kept.next_if_eq(&group).is_none() {
+            experts.fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+fn sum_of_two_best(scores: &[f32]) -> f32 {
+    let mut best = [f32::NEG_INFINITY; 2];
+    for &score in scores {
+        if score > best[0] {
+            best = [score, best[0]];
+        } else if score > best[1] {
+            best[1] = score;
+        }
+    }
+    best[0] + best[1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_kept_by_the_sum_of_their_two_best() {
+        let groups = Groups { count: 3, keep: 2 };
+        let mut scores = [0.9, 0.0, 0.1, 0.6, 0.5, 0.0, 0.4, 0.4, 0.4];
+        leave_out(groups, &mut scores, &mut GroupScratch::default());
+        let out = f32::NEG_INFINITY;
+        assert_eq!(scores, [0.9, 0.0, 0.1, 0.6, 0.5, 0.0, out, out, out]);
+        let mut scores = [-0.2, -0.1, -0.3, -0.1];
+        let groups = Groups { count: 2, keep: 1 };
+        leave_out(groups, &mut scores, &mut GroupScratch::default());
+        assert_eq!(scores, [-0.2, -0.1, out, out]);
+    }
+
+    #[test]
+    fn a_score_that_is_no_number_does_not_end_the_program() {
+        let mut scores = [f32::NAN; 4];
+        let groups = Groups { count: 2, keep: 1 };
+        leave_out(groups, &mut scores, &mut GroupScratch::default());
+        assert!(scores[2..].iter().all(|s| *s == f32::NEG_INFINITY));
     }
 }

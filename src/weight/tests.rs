@@ -172,7 +172,7 @@ fn norms_biases_and_routers_that_are_no_numbers_are_refused() {
     let norm = TensorId::Layer(0, Part::QueryNorm);
     let router = TensorId::Layer(0, Part::Router);
     let Attention::Mla(mla) = &mut arch.attention;
-    mla.q_rank = 4;
+    mla.q_rank = Some(4);
     let one = |id, dtype, shape: Vec<usize>, bytes: Vec<u8>| {
         let dir = tempfile::tempdir().unwrap();
         let view = TensorView::new(dtype, shape.clone(), &bytes).unwrap();
@@ -264,7 +264,8 @@ fn fp8_needs_a_scale_for_every_block() {
     assert!(error.contains("scale_inv is F16"), "{error}");
     let mut none = fp8(vec![1, 1], Dtype::F32);
     none.tensors.pop();
-    assert!(none.error().contains("_scale_inv is missing"));
+    let error = none.error();
+    assert!(error.contains("_scale_inv, which are missing"), "{error}");
     // The scales of a packed tensor do not make it FP8.
     let mut packed = fp8(vec![1, 1], Dtype::F32);
     packed.tensors[0].1 = Dtype::U8;

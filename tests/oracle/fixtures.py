@@ -190,4 +190,23 @@ FIXTURES = [
         config(vocab_size=700, num_hidden_layers=2, index_topk=32, eos_token_id=0, n_routed_experts=6, indexer_types=["full", "full"]),
         prompt="chat", new=24, eos_at=12, eos_in="generation",
     ),
+    # Other families. DeepSeek-V3 as published: older rope keys, YaRN, groups of experts, an MTP layer.
+    Spec(
+        "deepseek-v3",
+        config("deepseek_v3", num_nextn_predict_layers=1, rope_parameters=None, rope_theta=10000,
+               rope_scaling={"type": "yarn", "factor": 40, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1,
+                             "mscale": 1.0, "mscale_all_dim": 1.0},
+               qk_rope_head_dim=12, max_position_embeddings=2560, rms_norm_eps=1e-6),
+        shards=2, mtp=True, prompt=100, new=16, score=0,
+    ),
+    # The same family with whole queries and newer rope keys: YaRN that changes amplitudes and blends fractions of pairs; groups of two.
+    Spec(
+        "deepseek-v3-whole-queries",
+        config("deepseek_v3", q_lora_rank=None, qk_rope_head_dim=10, n_routed_experts=10, n_group=5, topk_group=2, num_experts_per_tok=3,
+               rope_parameters={"rope_type": "yarn", "rope_theta": 50000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+                                "beta_fast": 4, "truncate": False, "mscale": 0.7, "mscale_all_dim": 1.2},
+               max_position_embeddings=128, attention_bias=True, tie_word_embeddings=True, first_k_dense_replace=0, num_hidden_layers=2,
+               norm_topk_prob=False, routed_scaling_factor=1.1, vocab_size=89) | {"q_lora_rank": None},
+        dtype="f16", layout="fused", shards=2, prompt=40,
+    ),
 ]

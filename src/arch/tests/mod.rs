@@ -104,14 +104,26 @@ fn hostile_values_are_refused_by_name() {
             json!({"norm_topk_prob": 1}),
             "norm_topk_prob is 1, expected true or false",
         ),
-        (json!({"n_group": 2}), "n_group 2 is not supported, only 1"),
+        (json!({"n_group": 9}), "n_group is 9, allowed is 1 to 8"),
         (
             json!({"topk_group": 2}),
-            "topk_group 2 is not supported, only 1",
+            "topk_group is 2, allowed is 1 to 1",
+        ),
+        (
+            json!({"n_group": 3}),
+            "n_group is 3, allowed is a divisor of 8 experts",
+        ),
+        (
+            json!({"n_group": 8}),
+            "n_group is 8, allowed is a divisor of 8 experts with at least two",
+        ),
+        (
+            json!({"n_group": 4, "num_experts_per_tok": 3}),
+            "num_experts_per_tok is 3, allowed is 1 to 2",
         ),
         (
             json!({"model_type": "llama"}),
-            "model_type \"llama\" is not supported, only glm_moe_dsa",
+            "model_type \"llama\" is not supported, only glm_moe_dsa, deepseek_v3",
         ),
         (
             json!({"model_type": 3}),
@@ -126,8 +138,8 @@ fn hostile_values_are_refused_by_name() {
             "num_key_value_heads 1 is not supported, only 2",
         ),
         (
-            json!({"rope_parameters": {"rope_type": "yarn"}}),
-            "rope_parameters.rope_type \"yarn\" is not supported",
+            json!({"rope_parameters": {"rope_type": "llama3"}}),
+            "rope_parameters.rope_type \"llama3\" is not supported, only default, yarn",
         ),
         (
             json!({"rope_scaling": {"type": "linear"}}),
@@ -151,8 +163,28 @@ fn hostile_values_are_refused_by_name() {
             "only equal parameters for all layer types",
         ),
         (
-            json!({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}),
-            "rope_parameters.full_attention.rope_type \"yarn\" is not supported",
+            json!({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}),
+            "rope_parameters.full_attention.rope_type \"dynamic\" is not supported",
+        ),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 0.5}, "max_position_embeddings": 64}),
+            "rope_scaling.factor is 0.5, allowed is 1 to",
+        ),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 0}}),
+            "rope_scaling.original_max_position_embeddings is 0, allowed is 1 to",
+        ),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4}}),
+            "key max_position_embeddings is missing",
+        ),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 8, "beta_fast": 0.5}}),
+            "rope_scaling.beta_fast is 0.5, allowed is at least beta_slow",
+        ),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 8}, "rope_parameters": {"rope_type": "default"}}),
+            "only the scaling of rope_scaling",
         ),
         (
             json!({"eos_token_id": [1, -1]}),

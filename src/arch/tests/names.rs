@@ -37,7 +37,7 @@ fn names_that_are_not_the_family_s_are_unknown() {
         "model.layers.3.mlp.experts.1.gate_proj",
         "model.layers.3.mlp.experts.01.gate_proj.weight",
         "model.layers.3.mlp.experts.4294967296.gate_proj.weight",
-        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.self_attn.q_b_proj",
         "model.layers.0.input_layernorm.weight.qs",
         "other.norm.weight",
     ] {

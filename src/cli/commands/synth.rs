@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use colibri_uring::arch::Dimensions;
+use colibri_uring::arch::{self, Dimension, Preset};
 use colibri_uring::pool::Pool;
-use colibri_uring::tools::synth::{Coding, Preset, Spec, Synth, SynthError};
+use colibri_uring::tools::synth::{Coding, Spec, Synth, SynthError};
 use serde::Serialize;
 
 use crate::cli::args::size::Size;
@@ -28,9 +29,9 @@ pub struct SynthArgs {
     /// Directory to write to: new or empty
     #[arg(value_name = "OUT")]
     out: PathBuf,
-    /// Shape to start from: small has about 2 GB, glm-5.2 has 419 GB
-    #[arg(long, value_enum, default_value = "small", help_heading = "Model")]
-    preset: PresetArg,
+    /// Shape to start from
+    #[arg(long, value_name = "PRESET", value_parser = preset_parser(), default_value = "small", help_heading = "Model")]
+    preset: Preset,
     /// Leave experts and large matrices as holes, which read as zeros
     #[arg(long, help_heading = "Output")]
     sparse: bool,
@@ -89,6 +90,22 @@ struct ShapeArgs {
     /// Attention heads
     #[arg(long, value_name = "N", help_heading = "Shape (default: the preset's)")]
     heads: Option<u64>,
+    /// Heads of keys and values
+    #[arg(
+        long,
+        value_name = "N",
+        hide_short_help = true,
+        help_heading = "Shape (default: the preset's)"
+    )]
+    kv_heads: Option<u64>,
+    /// Dimensions of a head
+    #[arg(
+        long,
+        value_name = "N",
+        hide_short_help = true,
+        help_heading = "Shape (default: the preset's)"
+    )]
+    head_dim: Option<u64>,
     /// Rank of the queries
     #[arg(
         long,
@@ -158,13 +175,12 @@ struct ShapeArgs {
     index_head_dim: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum PresetArg {
-    /// GLM-5.2's full shape
-    #[value(name = "glm-5.2")]
-    Glm52,
-    /// The same architecture in about 2 GB
-    Small,
+fn preset_parser() -> impl TypedValueParser<Value = Preset> {
+    let names = arch::presets().map(|preset| PossibleValue::new(preset.name).help(preset.about));
+    PossibleValuesParser::new(names).try_map(|name| {
+        let found = arch::presets().find(|preset| preset.name == name);
+        found.copied().ok_or("no preset")
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -195,29 +211,63 @@ impl From<CodingArg> for Coding {
 }
 
 impl ShapeArgs {
-    fn over(&self, preset: Dimensions) -> Dimensions {
-        let s = preset;
-        Dimensions {
-            layers: self.layers.unwrap_or(s.layers),
-            dense_layers: self.dense_layers.unwrap_or(s.dense_layers),
-            hidden: self.hidden.unwrap_or(s.hidden),
-            intermediate: self.intermediate.unwrap_or(s.intermediate),
-            moe_intermediate: self.moe_intermediate.unwrap_or(s.moe_intermediate),
-            experts: self.routed_experts.unwrap_or(s.experts),
-            top_k: self.experts_per_token.unwrap_or(s.top_k),
-            shared_experts: self.shared_experts.unwrap_or(s.shared_experts),
-            heads: self.heads.unwrap_or(s.heads),
-            q_lora_rank: self.q_lora_rank.unwrap_or(s.q_lora_rank),
-            kv_lora_rank: self.kv_lora_rank.unwrap_or(s.kv_lora_rank),
-            qk_nope_head_dim: self.qk_nope_head_dim.unwrap_or(s.qk_nope_head_dim),
-            qk_rope_head_dim: self.qk_rope_head_dim.unwrap_or(s.qk_rope_head_dim),
-            v_head_dim: self.v_head_dim.unwrap_or(s.v_head_dim),
-            vocab: self.vocab.unwrap_or(s.vocab),
-            index_topk: self.index_topk.unwrap_or(s.index_topk),
-            index_heads: self.index_heads.unwrap_or(s.index_heads),
-            index_head_dim: self.index_head_dim.unwrap_or(s.index_head_dim),
-            ..s
-        }
+    /// The dimensions that are given, with the flags that give them.
+    fn changes(&self) -> Vec<(&'static str, Dimension, u64)> {
+        let all = [
+            ("layers", Dimension::Layers, self.layers),
+            ("dense-layers", Dimension::DenseLayers, self.dense_layers),
+            ("hidden", Dimension::Hidden, self.hidden),
+            ("intermediate", Dimension::Intermediate, self.intermediate),
+            (
+                "moe-intermediate",
+                Dimension::MoeIntermediate,
+                self.moe_intermediate,
+            ),
+            ("routed-experts", Dimension::Experts, self.routed_experts),
+            ("experts-per-token", Dimension::TopK, self.experts_per_token),
+            (
+                "shared-experts",
+                Dimension::SharedExperts,
+                self.shared_experts,
+            ),
+            ("heads", Dimension::Heads, self.heads),
+            ("kv-heads", Dimension::KvHeads, self.kv_heads),
+            ("head-dim", Dimension::HeadDim, self.head_dim),
+            ("q-lora-rank", Dimension::QueryRank, self.q_lora_rank),
+            ("kv-lora-rank", Dimension::KvRank, self.kv_lora_rank),
+            (
+                "qk-nope-head-dim",
+                Dimension::NopeHeadDim,
+                self.qk_nope_head_dim,
+            ),
+            (
+                "qk-rope-head-dim",
+                Dimension::RopeHeadDim,
+                self.qk_rope_head_dim,
+            ),
+            ("v-head-dim", Dimension::ValueHeadDim, self.v_head_dim),
+            ("vocab", Dimension::Vocab, self.vocab),
+            ("index-topk", Dimension::IndexTopK, self.index_topk),
+            ("index-heads", Dimension::IndexHeads, self.index_heads),
+            (
+                "index-head-dim",
+                Dimension::IndexHeadDim,
+                self.index_head_dim,
+            ),
+        ];
+        let given = |(flag, dimension, value): (_, _, Option<u64>)| Some((flag, dimension, value?));
+        all.into_iter().filter_map(given).collect()
+    }
+
+    /// The preset's config with these changes.
+    fn config(&self, preset: &Preset, drafts: bool) -> anyhow::Result<serde_json::Value> {
+        let given = self.changes();
+        let changes: Vec<_> = given.iter().map(|(_, d, value)| (*d, *value)).collect();
+        preset.config_json(&changes, drafts).map_err(|dimension| {
+            let flag = given.iter().find(|(_, d, _)| *d == dimension);
+            let flag = flag.map_or("", |(flag, ..)| flag);
+            anyhow!("--{flag} is no dimension of --preset {}", preset.name)
+        })
     }
 }
 
@@ -235,18 +285,13 @@ struct Report {
 
 pub fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
-    let (preset, shard_size) = match args.preset {
-        PresetArg::Glm52 => (Preset::Glm52, 3 << 30),
-        PresetArg::Small => (Preset::Small, 512 << 20),
-    };
+    let small = args.preset.name == "small";
+    let shard_size = if small { 512 << 20 } else { 3 << 30 };
     let shard_bytes = args.shard_size.map_or(shard_size, |size| size.0);
     ensure!(shard_bytes > 0, "--shard-size must be more than 0");
     let synth = Synth::new(Spec {
-        family: preset.family(),
-        dimensions: Dimensions {
-            draft_layers: args.mtp_layer.into(),
-            ..args.shape.over(preset.dimensions())
-        },
+        config: args.shape.config(&args.preset, args.mtp_layer)?,
+        drafts: args.mtp_layer,
         experts: args.experts_format.into(),
         dense: args.dense_format.into(),
         sparse: args.sparse,

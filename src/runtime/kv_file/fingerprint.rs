@@ -2,7 +2,7 @@
 
 use crc32fast::Hasher;
 
-use crate::arch::{Architecture, Attention, Mla, Router, Scoring};
+use crate::arch::{Architecture, Attention, Groups, Mla, Rope, Router, Scoring, Yarn};
 use crate::model::{LoadOptions, Weights};
 use crate::quant::Activations;
 use crate::quant::encode::Packing;
@@ -231,9 +231,15 @@ fn hyperparameters(arch: &Architecture) -> u32 {
     let Router {
         top_k,
         scoring: Scoring::Sigmoid,
+        groups,
         normalise,
         scale,
     } = router;
+    let Rope {
+        theta,
+        dims: _,
+        scaling,
+    } = rope;
     let index = indexer.as_ref();
     let mut crc = Hasher::new();
     for number in [
@@ -246,7 +252,7 @@ fn hyperparameters(arch: &Architecture) -> u32 {
         shared_width / experts.width,
         experts.count,
         *top_k,
-        *q_rank,
+        q_rank.unwrap_or(0),
         *kv_rank,
         *rope_dims,
         *nope,
@@ -259,7 +265,7 @@ fn hyperparameters(arch: &Architecture) -> u32 {
     }
     crc.update(&scale.to_le_bytes());
     crc.update(&rms_norm_eps.to_le_bytes());
-    crc.update(&rope.theta.to_le_bytes());
+    crc.update(&theta.to_le_bytes());
     crc.update(model_type.as_bytes());
     let index_eps = index.map_or(0.0, |index| index.norm_eps);
     for number in [*attention_scale, *norm_eps, index_eps] {
@@ -270,7 +276,32 @@ fn hyperparameters(arch: &Architecture) -> u32 {
     crc.update(&kinds.collect::<Vec<u8>>());
     let kinds = index.iter().flat_map(|index| &index.layers);
     crc.update(&kinds.map(|kind| *kind as u8).collect::<Vec<u8>>());
+    // What only some families have adds nothing for the others: their files stay valid.
+    if *groups != Groups::ONE {
+        let Groups { count, keep } = *groups;
+        crc.update(&[count, keep].map(|n| (n as u64).to_le_bytes()).concat());
+    }
+    if let Some(yarn) = scaling {
+        hash_yarn(&mut crc, yarn);
+    }
     crc.finalize()
+}
+
+fn hash_yarn(crc: &mut Hasher, yarn: &Yarn) {
+    let Yarn {
+        factor,
+        original_length,
+        beta_fast,
+        beta_slow,
+        truncate,
+        amplitude,
+        score_scale,
+    } = yarn;
+    for number in [factor, beta_fast, beta_slow, amplitude, score_scale] {
+        crc.update(&number.to_le_bytes());
+    }
+    crc.update(&(*original_length as u64).to_le_bytes());
+    crc.update(&[u8::from(*truncate)]);
 }
 
 /// CRC-32 of the headers, and of samples of the content, of all shards in the order of their names.

@@ -1,10 +1,9 @@
 //! Writes random models in the container format: true layout and shapes, weights without meaning.
 //!
-//! `preset` has dimensions, `tensors` lists what the container holds, `fill` makes the values. Values depend on the seed
+//! `tensors` lists what the container holds, `fill` makes the values. Values depend on the seed
 //! and the tensor's name alone, so that threads and shard sizes change no byte of a tensor.
 
 mod fill;
-mod preset;
 mod tensors;
 
 use std::fs;
@@ -13,13 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::arch::{Architecture, ConfigError, Dimensions, Family, Prediction};
+use serde_json::Value;
+
+use crate::arch::{Architecture, ConfigError, Prediction};
 use crate::pool::Pool;
 use crate::shards::{
     Metadata, SYNTHETIC, ShardWriter, WriteError, free_space, shard_bytes, write_whole,
 };
 
-pub use preset::Preset;
 pub use tensors::Coding;
 
 use tensors::{Content, Item};
@@ -27,10 +27,10 @@ use tensors::{Content, Item};
 /// What is to be made.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// The family.
-    pub family: &'static Family,
-    /// The dimensions.
-    pub dimensions: Dimensions,
+    /// `config.json`, as by [`Preset::config_json`](crate::arch::Preset::config_json).
+    pub config: Value,
+    /// Whether there is a layer for drafts.
+    pub drafts: bool,
     /// How routed experts are stored.
     pub experts: Coding,
     /// How the large resident matrices are stored.
@@ -135,14 +135,13 @@ impl Synth {
     /// # Errors
     /// A shape that no config allows, or whose sizes overflow.
     pub fn new(spec: Spec) -> Result<Synth, SynthError> {
-        let json = spec.family.config_json(&spec.dimensions);
-        let mut arch = Architecture::from_json(Path::new("config.json"), &json, None)?;
+        let path = Path::new("config.json");
+        let mut arch = Architecture::from_json(path, &spec.config, None)?;
         // The public container has the layer for drafts without an indexer.
-        arch.prediction =
-            (spec.dimensions.draft_layers > 0).then_some(Prediction { indexer: false });
+        arch.prediction = (spec.drafts).then_some(Prediction { indexer: false });
         let items = tensors::tensors(&arch, &spec)?;
         let mut synth = Synth {
-            config: format!("{json:#}\n"),
+            config: format!("{:#}\n", spec.config),
             shards: tensors::into_shards(items, spec.shard_bytes),
             made: Made::default(),
             spec,
