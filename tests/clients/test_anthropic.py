@@ -45,7 +45,7 @@ class Messages(unittest.TestCase):
         self.assertNotIn(word, answer.content[0].text)
 
     def test_schema(self):
-        schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
+        schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 120}}, "required": ["age"], "additionalProperties": False}
         answer = message(max_tokens=200, extra_body={"output_config": {"format": {"type": "json_schema", "schema": schema}}})
         self.assertEqual(json.loads(answer.content[0].text).keys(), {"age"})
 

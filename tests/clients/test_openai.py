@@ -7,9 +7,10 @@ import subprocess
 import time
 import unittest
 import urllib.request
+from typing import Annotated
 
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 URL = os.environ["SERVER_URL"]
 KEYED_URL = os.environ["KEYED_SERVER_URL"]
@@ -159,8 +160,8 @@ class Chat(unittest.TestCase):
 
     def test_schema(self):
         class Guest(BaseModel):
-            name: str
-            age: int
+            name: Annotated[str, Field(max_length=24)]
+            age: Annotated[int, Field(ge=0, le=120)]
 
         answer = client.chat.completions.parse(model=model, messages=MESSAGES, response_format=Guest, temperature=0, max_tokens=300)
         choice = answer.choices[0]

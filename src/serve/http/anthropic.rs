@@ -252,6 +252,7 @@ impl Message {
         message["stop_reason"] = self.stop_reason(finish).into();
         message["stop_sequence"] = self.answer.stop_string().into();
         message["usage"] = usage(&summary);
+        message["timings"] = tracked.timings();
         tracked.succeed();
         Ok(axum::Json(message).into_response())
     }

@@ -29,6 +29,8 @@ struct Body {
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     functions: Option<Vec<Value>>,
+    modalities: Option<Vec<String>>,
+    web_search_options: Option<Value>,
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
 }
@@ -40,6 +42,14 @@ impl Body {
             .is_some_and(|functions| !functions.is_empty())
         {
             return Err(ApiError::field("functions", "it is superseded by tools"));
+        }
+        let modalities = self.modalities.unwrap_or_default();
+        if let Some(other) = modalities.iter().find(|kind| *kind != "text") {
+            let problem = format!("{other:?} is not supported, only \"text\"");
+            return Err(ApiError::field("modalities", problem));
+        }
+        if self.web_search_options.is_some() {
+            return Err(ApiError::field("web_search_options", "it is not supported"));
         }
         Ok(Wanted {
             messages: said::messages(self.messages)?,

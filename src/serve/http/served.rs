@@ -15,8 +15,9 @@ use crate::runtime::template::{ChatTemplate, Message};
 use crate::runtime::tokenizer::Tokenizer;
 use crate::serve::Engine;
 
-/// Answers whose ids are remembered.
+/// Answers that are remembered at most, and bytes of their texts and ids.
 const ANSWERS: usize = 256;
+const ANSWER_BYTES: usize = 32 << 20;
 
 /// A model that is served.
 #[derive(Debug)]
@@ -43,8 +44,43 @@ struct Chat {
     stop: Vec<u32>,
     /// Conversations that render nothing now.
     idle: Mutex<Vec<Conversation<'static>>>,
-    answers: Mutex<VecDeque<Answered>>,
-    calls: Mutex<VecDeque<Called>>,
+    answers: Mutex<Recent<Answered>>,
+    calls: Mutex<Recent<Called>>,
+}
+
+/// The last answers, as many as are remembered.
+#[derive(Debug)]
+struct Recent<T> {
+    /// With the bytes of each.
+    items: VecDeque<(T, usize)>,
+    bytes: usize,
+}
+
+impl<T> Default for Recent<T> {
+    fn default() -> Recent<T> {
+        Recent {
+            items: VecDeque::new(),
+            bytes: 0,
+        }
+    }
+}
+
+impl<T> Recent<T> {
+    fn push(&mut self, item: T, bytes: usize) {
+        self.items.push_back((item, bytes));
+        self.bytes += bytes;
+        while self.items.len() > ANSWERS || self.bytes > ANSWER_BYTES {
+            let Some((_, bytes)) = self.items.pop_front() else {
+                return;
+            };
+            self.bytes -= bytes;
+        }
+    }
+
+    /// The newest one first.
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        self.items.iter().rev().map(|(item, _)| item)
+    }
 }
 
 /// A rendered text up to the end of an answer, and the ids of which the model chose the last ones.
@@ -138,25 +174,21 @@ impl Served {
         let Some(chat) = &self.chat else { return };
         let ends = ids.last().is_some_and(|last| chat.stop.contains(last));
         let ids = &ids[..ids.len() - usize::from(ends)];
-        let mut answers = lock(&chat.answers);
-        if answers.len() == ANSWERS {
-            answers.pop_front();
-        }
-        answers.push_back(Answered {
+        let answered = Answered {
             text: prompt.to_owned() + answer,
             ids: [prompt_ids, ids].concat(),
-        });
+        };
+        let bytes = answered.text.len() + size_of_val(&answered.ids[..]);
+        lock(&chat.answers).push(answered, bytes);
     }
 
     /// Remembers how the model wrote an answer with these calls, which are as templates read them.
     pub(super) fn remember_calls(&self, calls: Vec<Value>, text: &str) {
         let Some(chat) = &self.chat else { return };
-        let mut called = lock(&chat.calls);
-        if called.len() == ANSWERS {
-            called.pop_front();
-        }
         let text = text.to_owned();
-        called.push_back(Called { calls, text });
+        // The calls say what the text says.
+        let bytes = 3 * text.len();
+        lock(&chat.calls).push(Called { calls, text }, bytes);
     }
 
     /// Puts answers with tool calls back as the model wrote them, so that their rows are found. A template might write them otherwise.
@@ -168,7 +200,7 @@ impl Served {
         for message in messages.iter_mut().filter(|m| !m.tool_calls.is_empty()) {
             let same = called
                 .iter()
-                .rfind(|known| known.calls == message.tool_calls);
+                .find(|known| known.calls == message.tool_calls);
             if let Some(same) = same {
                 message.content.clone_from(&same.text);
                 message.tool_calls.clear();

@@ -74,6 +74,11 @@ impl Tracked {
         self.total.add(summary, true);
     }
 
+    /// What it took.
+    pub fn timings(&self) -> Value {
+        self.total.timings()
+    }
+
     /// All of it was answered.
     pub fn succeed(&mut self) {
         self.outcome = Outcome::Ok;
