@@ -17,7 +17,7 @@ use args::command_line;
 use args::usage::WrongUsage;
 use commands::{
     chat, convert, decode, demo, doctor, inspect, manual, mirror, plan, profile, score, serve,
-    simulate, synth,
+    simulate, synth, tokenize,
 };
 use output::error::{LogWriter, is_closed_pipe, one_line};
 use output::{printer, terminal};
@@ -47,6 +47,8 @@ enum Command {
     Decode(Box<decode::DecodeArgs>),
     Chat(Box<chat::ChatArgs>),
     Score(Box<score::ScoreArgs>),
+    Tokenize(tokenize::TokenizeArgs),
+    Detokenize(tokenize::DetokenizeArgs),
     Serve(Box<serve::ServeArgs>),
     Profile(profile::ProfileArgs),
     Mirror(mirror::MirrorArgs),
@@ -67,6 +69,8 @@ impl Command {
             Command::Decode(args) => Some(&mut args.model.model),
             Command::Chat(args) => Some(&mut args.model.model),
             Command::Score(args) => Some(&mut args.model.model),
+            Command::Tokenize(args) => Some(&mut args.model),
+            Command::Detokenize(args) => Some(&mut args.model),
             Command::Serve(args) => Some(&mut args.model.model),
             Command::Plan(args) => Some(&mut args.model.model),
             Command::Simulate(args) => Some(&mut args.model),
@@ -118,6 +122,8 @@ fn run(mut command: Command) -> anyhow::Result<ExitCode> {
         Command::Decode(args) => decode::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Score(args) => score::run(&args),
+        Command::Tokenize(args) => tokenize::tokenize(&args),
+        Command::Detokenize(args) => tokenize::detokenize(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Mirror(args) => mirror::run(&args),

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use crate::process::{colibri, finish};
 
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 19] = [
     "",
     "decode",
     "chat",
     "score",
+    "tokenize",
+    "detokenize",
+    "serve",
     "plan",
     "profile",
     "simulate",
@@ -155,6 +158,7 @@ fn flags_are_under_their_headings() {
                 "--repetition-penalty",
                 "--repetition-window",
                 "--seed",
+                "--json-schema",
             ],
         ),
         ("Saved context", &["--kv", "--kv-append", "--kv-reset"]),

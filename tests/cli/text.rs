@@ -408,3 +408,53 @@ fn output_to_a_file_has_no_control_characters() {
     );
     file.flush().unwrap();
 }
+
+#[test]
+fn texts_and_ids_are_turned_into_each_other() {
+    let run =
+        |name: &str, args: &[&str]| finish(on_model(name, &Saved::named("tiny-text").dirs, args));
+    let text = "The garden, and the bird";
+    let decoded = prompt_ids(&finish(decode(
+        "tiny-text",
+        &["-p", text, "-n", "1", "--json"],
+    )));
+    let tokens = json_of(&run("tokenize", &["-p", text, "--json"]));
+    assert_eq!(tokens["ids"], decoded);
+    let texts: String = tokens["texts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|text| text.as_str().unwrap())
+        .collect();
+    assert_eq!(texts, text);
+    let plain = run("tokenize", &["--prompt", text]);
+    let ids = String::from_utf8(plain.stdout).unwrap();
+    assert_eq!(
+        ids.trim(),
+        decoded
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(Value::to_string)
+            .collect::<Vec<_>>()
+            .join(",")
+    );
+    let back = run("detokenize", &["--ids", ids.trim()]);
+    assert_eq!(String::from_utf8(back.stdout).unwrap(), format!("{text}\n"));
+    assert_eq!(
+        json_of(&run("detokenize", &["--ids", ids.trim(), "--json"])),
+        json!({"text": text})
+    );
+    let by_ids = json_of(&run("score", &["--ids", ids.trim(), "--json"]));
+    assert_eq!(json_of(&run("score", &["-p", text, "--json"])), by_ids);
+    wrong(&run("score", &[]), &["--ids", "--prompt"]);
+    wrong(&run("tokenize", &[]), &["--prompt"]);
+    refused(
+        &finish(on_model(
+            "tokenize",
+            &Saved::named("f16-long").dirs,
+            &["-p", "a"],
+        )),
+        &["tokenizer.json", "f16-long"],
+    );
+}

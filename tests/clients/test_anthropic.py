@@ -12,8 +12,13 @@ client = anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0)
 MESSAGES = [{"role": "user", "content": "Tell me of the ball."}]
 
 
+# The package has no temperature; the API has.
+GREEDY = {"temperature": 0}
+
+
 def message(**fields):
-    return client.messages.create(**{"model": "demo", "messages": MESSAGES, "max_tokens": 24, "temperature": 0} | fields)
+    body = GREEDY | fields.pop("extra_body", {})
+    return client.messages.create(**{"model": "demo", "messages": MESSAGES, "max_tokens": 24} | fields, extra_body=body)
 
 
 class Messages(unittest.TestCase):
@@ -30,7 +35,7 @@ class Messages(unittest.TestCase):
 
     def test_stream(self):
         whole = message(max_tokens=60)
-        with client.messages.stream(model="demo", messages=MESSAGES, max_tokens=60, temperature=0) as stream:
+        with client.messages.stream(model="demo", messages=MESSAGES, max_tokens=60, extra_body=GREEDY) as stream:
             texts = list(stream.text_stream)
             final = stream.get_final_message()
         self.assertGreater(len(texts), 10)
@@ -46,13 +51,13 @@ class Messages(unittest.TestCase):
 
     def test_schema(self):
         schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 120}}, "required": ["age"], "additionalProperties": False}
-        answer = message(max_tokens=200, extra_body={"output_config": {"format": {"type": "json_schema", "schema": schema}}})
+        answer = message(max_tokens=200, output_config={"format": {"type": "json_schema", "schema": schema}})
         self.assertEqual(json.loads(answer.content[0].text).keys(), {"age"})
 
     def test_errors(self):
-        for field, value in {"temperature": -1, "messages": [], "max_tokens": 5000}.items():
+        for field, value in {"temperature": -1, "top_k": "x"}.items():
             with self.subTest(field), self.assertRaises(anthropic.BadRequestError) as caught:
-                message(**{field: value})
+                message(extra_body={field: value})
             self.assertIn(field, caught.exception.message)
             self.assertEqual(caught.exception.body["error"]["type"], "invalid_request_error")
 

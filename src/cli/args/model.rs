@@ -21,7 +21,7 @@ pub struct ModelArgs {
     ///
     /// Give every directory of a model that is split over drives. Without --model the demo model runs, which ships with
     /// the program.
-    #[arg(long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL", help_heading = "Model")]
+    #[arg(short, long, value_name = "DIR", num_args = 1.., env = "COLIBRI_MODEL", help_heading = "Model")]
     pub model: Vec<PathBuf>,
     /// Whether `model` is the demo model.
     #[arg(skip)]
@@ -71,7 +71,7 @@ pub struct ModelArgs {
     )]
     pub dsa: DsaArg,
     /// Compute threads [default: one per CPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS", help_heading = "Model")]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), env = "COLIBRI_THREADS", help_heading = "Model")]
     pub threads: Option<u16>,
     /// Memory budget of the process, like 24GiB [default: available memory]
     #[arg(long, value_name = "SIZE", value_parser = size::memory, env = "COLIBRI_RAM", help_heading = "Memory")]

@@ -20,6 +20,7 @@ pub struct PromptArgs {
     ///
     /// The model's directory must have a tokenizer.json. Redirected standard input is the prompt if you give none.
     #[arg(
+        short,
         long,
         value_name = "TEXT",
         allow_hyphen_values = true,

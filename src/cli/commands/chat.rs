@@ -58,7 +58,7 @@ pub struct ChatArgs {
     #[command(flatten)]
     draft: DraftArgs,
     /// Tokens of context to reserve memory for [default: 8192, or the model's maximum]
-    #[arg(long, value_name = "N", help_heading = "Memory")]
+    #[arg(short, long, value_name = "N", help_heading = "Memory")]
     context: Option<usize>,
     /// Tokens of an answer, at most [default: as many as fit]
     ///

@@ -17,3 +17,4 @@ pub mod score;
 pub mod serve;
 pub mod simulate;
 pub mod synth;
+pub mod tokenize;

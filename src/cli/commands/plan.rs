@@ -28,7 +28,7 @@ pub struct PlanArgs {
     #[command(flatten)]
     draft: DraftArgs,
     /// Tokens of the context [default: 4096, or the model's maximum]
-    #[arg(long, value_name = "N", help_heading = "Memory")]
+    #[arg(short, long, value_name = "N", help_heading = "Memory")]
     context: Option<usize>,
     /// Tokens of the context that come at once, as a prompt
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Memory")]

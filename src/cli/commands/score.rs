@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::Args;
 use colibri_uring::model::ModelError;
 use colibri_uring::model::draft::Mode;
@@ -12,20 +13,24 @@ use colibri_uring::runtime::tokenizer::check_ids;
 use serde::Serialize;
 
 use crate::cli::args::model::ModelArgs;
+use crate::cli::args::prompt::{self, PromptArgs};
+use crate::cli::args::usage::WrongUsage;
 use crate::cli::args::values::Ids;
 use crate::cli::commands::load;
 use crate::cli::output::printer::{print_json, to_stdout};
 use crate::cli::output::progress;
 
-/// Score token ids: the most likely next token and the actual one's log-probability, at each position
+/// Score token ids or a text: the most likely next token and the actual one's log-probability, at each position
 #[derive(Debug, Args)]
 #[command(after_long_help = "Example:\n  colibri-uring score --model DIR --ids 3,14,159,26 --json")]
 pub struct ScoreArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Token ids to score, like 3,14,159
-    #[arg(long, value_name = "IDS", help_heading = "Prompt")]
-    ids: Ids,
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "prompt_file"], help_heading = "Prompt")]
+    ids: Option<Ids>,
+    #[command(flatten)]
+    text: PromptArgs,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -47,8 +52,16 @@ struct Report {
 }
 
 pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
-    let ids = &args.ids.0;
     let opened = load::open(&args.model, Mode::Off, false)?;
+    let ids = &match &args.ids {
+        Some(ids) => ids.0.clone(),
+        None => match args.text.read()? {
+            Some(text) => prompt::encode(opened.model().tokenizer()?, &args.model.model[0], &text)?,
+            None => bail!(WrongUsage(
+                "score needs --ids, --prompt or --prompt-file".into()
+            )),
+        },
+    };
     check_ids(ids, opened.model().config().vocab_size)?;
     let mut runner = opened
         .load(args.model.run_options(ids.len(), ids.len()))?

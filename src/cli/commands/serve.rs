@@ -62,7 +62,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Server")]
     parallel: u16,
     /// Tokens of a request, prompt and answer [default: 8192, or the model's maximum]
-    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(2..), help_heading = "Memory")]
+    #[arg(short, long, value_name = "T", value_parser = clap::value_parser!(u32).range(2..), help_heading = "Memory")]
     context: Option<u32>,
     /// Requests that may wait; more get status 429
     #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Server")]

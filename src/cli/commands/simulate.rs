@@ -53,6 +53,7 @@ pub struct SimulateArgs {
     cache_slots: Option<u64>,
     /// Tokens of context to reserve memory for
     #[arg(
+        short,
         long,
         value_name = "N",
         default_value_t = 4096,
