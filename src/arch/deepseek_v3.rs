@@ -18,10 +18,12 @@ pub const FAMILY: Family = Family {
         config: include_str!("published/deepseek-v3.json"),
     }],
     default_eos: &[1],
-    multimodal: ("model.language_model", "lm_head.weight"),
+    // Those of Kimi K2.5, whose language model may be saved under this name.
+    multimodal: ("language_model.model", "language_model.lm_head.weight"),
 };
 
-const DEFAULTS: Defaults = Defaults {
+/// What the class in transformers takes where a key is absent.
+pub const DEFAULTS: Defaults = Defaults {
     model_type: FAMILY.model_type,
     rms_norm_eps: 1e-6,
     max_position_embeddings: 4096,
@@ -29,7 +31,8 @@ const DEFAULTS: Defaults = Defaults {
     groups: Groups { count: 8, keep: 4 },
     experts: &["n_routed_experts", "num_local_experts"],
     whole_queries: true,
-    mlp: mla::first_dense,
+    dense_layers: 3,
+    mlp_layer_types: false,
     indexer: mla::no_indexer,
 };
 

@@ -2,10 +2,15 @@
 
 use super::family::{Family, Preset};
 use super::keys::Keys;
-use super::{ConfigError, TensorId, deepseek_v3, glm_moe_dsa};
+use super::{ConfigError, TensorId, deepseek_v3, glm_moe_dsa, glm4_moe_lite, kimi_k2};
 
 /// Every supported family. A family is one file and one line here.
-const FAMILIES: &[Family] = &[glm_moe_dsa::FAMILY, deepseek_v3::FAMILY];
+const FAMILIES: &[Family] = &[
+    glm_moe_dsa::FAMILY,
+    deepseek_v3::FAMILY,
+    kimi_k2::FAMILY,
+    glm4_moe_lite::FAMILY,
+];
 
 /// The family that `model_type` names.
 pub(super) fn find(keys: &Keys) -> Result<&'static Family, ConfigError> {

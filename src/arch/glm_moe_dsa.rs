@@ -39,7 +39,8 @@ const DEFAULTS: Defaults = Defaults {
     groups: Groups::ONE,
     experts: &["num_experts", "n_routed_experts", "num_local_experts"],
     whole_queries: false,
-    mlp: schedule::mlp_kinds,
+    dense_layers: 3,
+    mlp_layer_types: true,
     indexer,
 };
 

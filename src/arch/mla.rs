@@ -7,8 +7,8 @@ use super::keys::{
 };
 use super::names::{ExpertNames, Names, Part};
 use super::{
-    Architecture, Attention, ConfigError, Experts, Groups, Indexer, Mla, MlpKind, Rope, Router,
-    Scoring, schedule,
+    Architecture, Attention, ConfigError, Experts, Groups, Indexer, Mla, Rope, Router, Scoring,
+    schedule,
 };
 
 /// Epsilon of the norms inside attention: no key sets it.
@@ -75,8 +75,10 @@ pub struct Defaults {
     pub experts: &'static [&'static str],
     /// Whether `q_lora_rank` may be null.
     pub whole_queries: bool,
-    /// Feed-forward block of each layer.
-    pub mlp: fn(&Keys, usize) -> Result<Vec<MlpKind>, ConfigError>,
+    /// `first_k_dense_replace`.
+    pub dense_layers: usize,
+    /// Whether `mlp_layer_types` counts instead, where it is given.
+    pub mlp_layer_types: bool,
     /// The indexer, for this many layers and rotated dimensions.
     pub indexer: fn(&Keys, usize, usize) -> Result<Option<Indexer>, ConfigError>,
 }
@@ -112,7 +114,11 @@ pub fn parse(keys: &Keys, family: &Defaults) -> Result<Architecture, ConfigError
         attention: Attention::Mla(attention(keys, family, &rope)?),
         rope,
         indexer: (family.indexer)(keys, layers, rope_dims)?,
-        mlp: (family.mlp)(keys, layers)?,
+        mlp: if family.mlp_layer_types {
+            schedule::mlp_kinds(keys, layers, family.dense_layers)?
+        } else {
+            schedule::first_dense(keys, layers, family.dense_layers)?
+        },
         router: router(keys, family, experts)?,
         experts: Experts {
             count: experts,
@@ -223,9 +229,4 @@ pub fn indexer(
 /// Every position is attended.
 pub fn no_indexer(_: &Keys, _: usize, _: usize) -> Result<Option<Indexer>, ConfigError> {
     Ok(None)
-}
-
-/// The first `first_k_dense_replace` layers are dense.
-pub fn first_dense(keys: &Keys, layers: usize) -> Result<Vec<MlpKind>, ConfigError> {
-    schedule::first_dense(keys, layers, 3)
 }

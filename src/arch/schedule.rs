@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::keys::Keys;
 use super::{ConfigError, IndexerKind, MlpKind};
 
-/// `mlp_layer_types`, else the first `first_k_dense_replace` layers are dense and the rest sparse.
-pub fn mlp_kinds(keys: &Keys, layers: usize) -> Result<Vec<MlpKind>, ConfigError> {
+/// `mlp_layer_types`, else the first `first_k_dense_replace` layers are dense and the rest sparse; `default` of them without that key.
+pub fn mlp_kinds(keys: &Keys, layers: usize, default: usize) -> Result<Vec<MlpKind>, ConfigError> {
     if let Some(value) = keys.given("mlp_layer_types") {
         return names(
             keys,
@@ -16,7 +16,7 @@ pub fn mlp_kinds(keys: &Keys, layers: usize) -> Result<Vec<MlpKind>, ConfigError
             &[("dense", MlpKind::Dense), ("sparse", MlpKind::Sparse)],
         );
     }
-    first_dense(keys, layers, 3)
+    first_dense(keys, layers, default)
 }
 
 /// The first `first_k_dense_replace` layers are dense and the rest sparse.

@@ -75,7 +75,7 @@ def one(spec, fixture: Path, recipe: dict, seed: int, record) -> dict:
     """The record of one fixture and recipe."""
     packed, values = {}, {}
     for name, tensor in stored(spec, fixture).items():
-        format = format_of(name, tensor, recipe, spec.config["num_hidden_layers"])
+        format = format_of(name, tensor, recipe, spec.text["num_hidden_layers"])
         if format in ("f32", "keep"):
             values[name] = tensor
         else:

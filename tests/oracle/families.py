@@ -36,6 +36,7 @@ class Family:
     base: a small config.json. library: `model_type` of the class that the library loads it with, if it is another.
     choice: what a router chooses among, as (values [tokens, candidates], how many); `args` are those of its forward, `logits` its first output.
     experts: names of gate, up and down below `experts.N.` in published checkpoints.
+    unwrap: what takes the published name's prefix off for the library, as (regular expression: replacement).
     rename: (regular expression, replacement) pairs that make a published name of the library's (experts are single by then).
     """
 
@@ -44,6 +45,7 @@ class Family:
     choice: Callable = sigmoid_choice
     experts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     rename: list = field(default_factory=list)
+    unwrap: dict | None = None
 
     def published(self, name: str) -> str:
         """The name in a published checkpoint."""
@@ -100,9 +102,19 @@ def base(model_type: str, architecture: str, *parts: dict) -> dict:
     return out
 
 
+KIMI = base("kimi_k2", "DeepseekV3ForCausalLM", MLA, REST)
+
 FAMILIES = {
     "glm_moe_dsa": Family(base("glm_moe_dsa", "GlmMoeDsaForCausalLM", MLA, INDEXER, REST)),
     "deepseek_v3": Family(base("deepseek_v3", "DeepseekV3ForCausalLM", MLA, {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}, REST)),
+    "kimi_k2": Family(KIMI, library="deepseek_v3"),
+    # The language model of a multimodal checkpoint: keys in an object, names with a prefix.
+    "kimi_k25": Family(
+        {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": KIMI, "tie_word_embeddings": False,
+         "eos_token_id": 1},
+        library="deepseek_v3", rename=[(r"^(?=model\.|lm_head)", "language_model.")], unwrap={r"^language_model\.": ""},
+    ),
+    "glm4_moe_lite": Family(base("glm4_moe_lite", "Glm4MoeLiteForCausalLM", MLA, REST)),
 }
 
 

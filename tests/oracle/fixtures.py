@@ -209,4 +209,27 @@ FIXTURES = [
                norm_topk_prob=False, routed_scaling_factor=1.1, vocab_size=89) | {"q_lora_rank": None},
         dtype="f16", layout="fused", shards=2, prompt=40,
     ),
+    # As published: YaRN whose range is one pair wide, all experts in one group, more sparse layers than dense ones.
+    Spec(
+        "kimi-k2",
+        config("kimi_k2", rope_parameters=None, rope_theta=50000.0, n_routed_experts=11, num_experts_per_tok=4, routed_scaling_factor=2.827,
+               rope_scaling={"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 48, "beta_fast": 1.0, "beta_slow": 1.0,
+                             "mscale": 1.0, "mscale_all_dim": 1.0},
+               qk_rope_head_dim=8, max_position_embeddings=3072, num_nextn_predict_layers=0, rms_norm_eps=1e-6, eos_token_id=2),
+        shards=3, scatter=True, prompt=60, new=12, score=0,
+    ),
+    # The language model of a multimodal checkpoint.
+    Spec(
+        "kimi-k25-text",
+        config("kimi_k25", num_hidden_layers=2, vocab_size=83, n_routed_experts=6, hidden_size=39, rope_parameters=None, rope_theta=50000.0),
+        dtype="f32", prompt=9, new=12, score=20,
+    ),
+    # Kinds of layers by their list, newer rope keys, an MTP layer.
+    Spec(
+        "glm4-moe-lite",
+        config("glm4_moe_lite", first_k_dense_replace=None, mlp_layer_types=["dense", "sparse", "sparse"], num_nextn_predict_layers=1,
+               num_experts_per_tok=4, routed_scaling_factor=1.8, rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
+               eos_token_id=[1, 7]),
+        shards=2, mtp=True, prompt=20, new=16, score=30,
+    ),
 ]

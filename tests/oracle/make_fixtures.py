@@ -70,7 +70,7 @@ def record(spec, out: Path, source: Path, seed: int) -> dict:
     model = load(source, spec, dense=not spec.indexer)
 
     expected = {}
-    vocab = spec.config["vocab_size"]
+    vocab = spec.text["vocab_size"]
     if spec.prompt == "chat":
         tokenizer = chat.write(out, vocab)
         expected["chat"] = chat.record(tokenizer)
@@ -108,7 +108,7 @@ def record(spec, out: Path, source: Path, seed: int) -> dict:
     if tokenizer:
         expected["text"] = tokenizer.decode(tokens, skip_special_tokens=True)
     expected["score"] = score(logits, scored)
-    if spec.indexed and spec.indexer and spec.config["index_topk"] < len(scored):
+    if spec.indexed and spec.indexer and spec.text["index_topk"] < len(scored):
         expected["dense_score"] = dense_score(spec, source, logits, scored)
     expected["about"] = {
         "seed": seed,

@@ -32,7 +32,7 @@ class Mtp(nn.Module):
         self.chained = hasattr(config, "indexer_types")
         if self.chained:
             config.indexer_types = [*config.indexer_types, "full" if self.indexed else "shared"]
-        self.share = bool(spec.config.get("index_share_for_mtp_iteration"))
+        self.share = bool(spec.text.get("index_share_for_mtp_iteration"))
         self.model = model
         self.layer = type(model.model.layers[0])(config, index)
         norm = lambda: type(model.model.norm)(config.hidden_size, config.rms_norm_eps)

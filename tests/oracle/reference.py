@@ -98,8 +98,8 @@ def watch(model, margins: Margins):
 
 
 def library_config(spec) -> dict:
-    """The fixture's config.json with the model type of the library's class."""
-    return spec.config | {"model_type": spec.family.library or spec.config["model_type"]}
+    """The keys of the fixture's language model with the model type of the library's class."""
+    return spec.text | {"model_type": spec.family.library or spec.config["model_type"]}
 
 
 def blank(spec):
@@ -116,7 +116,8 @@ def load(out: Path, spec, dense: bool):
     with tempfile.TemporaryDirectory() as temp:
         assemble(out, spec, cfg, Path(temp))
         model, info = AutoModelForCausalLM.from_pretrained(
-            temp, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", output_loading_info=True
+            temp, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", output_loading_info=True,
+            key_mapping=spec.family.unwrap,
         )
     mtp = f"model.layers.{cfg['num_hidden_layers']}."
     wrong = [k for k in info["unexpected_keys"] if not (spec.mtp and k.startswith(mtp))]

@@ -53,12 +53,18 @@ class Spec:
         return of(self.config)
 
     @property
+    def text(self) -> dict:
+        """The keys of the language model."""
+        return self.config.get("text_config", self.config)
+
+    @property
     def indexed(self) -> bool:
         """Whether the architecture has indexers, stored or not."""
         return "index_topk" in self.family.base
 
 
 def config(model_type: str = "glm_moe_dsa", **changes) -> dict:
-    """A small config.json of a family; `changes` override it, and None removes a key."""
-    base = FAMILIES[model_type].base | changes
-    return {k: v for k, v in base.items() if v is not None}
+    """A small config.json of a family; `changes` of the language model's keys override it, and None removes a key."""
+    base = FAMILIES[model_type].base
+    text = {k: v for k, v in (base.get("text_config", base) | changes).items() if v is not None}
+    return base | {"text_config": text} if "text_config" in base else text

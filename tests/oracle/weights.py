@@ -62,7 +62,7 @@ def shapes(model: torch.nn.Module, spec) -> dict[str, torch.Size]:
     """Names and shapes as stored, from the library's own state_dict (so experts are fused there)."""
     out = {}
     for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and spec.config.get("tie_word_embeddings"):
+        if name == "lm_head.weight" and spec.text.get("tie_word_embeddings"):
             continue
         if ".indexer." in name and not spec.indexer:
             continue
@@ -74,7 +74,7 @@ def shapes(model: torch.nn.Module, spec) -> dict[str, torch.Size]:
 
 def mtp_shapes(main: dict[str, torch.Size], spec) -> dict[str, torch.Size]:
     """The MTP layer: attention like layer 0, experts like the first sparse layer, and its own norms and projection."""
-    cfg = spec.config
+    cfg = spec.text
     layer, hidden = cfg["num_hidden_layers"], cfg["hidden_size"]
     sparse = next(i for i in range(layer) if f"model.layers.{i}.mlp.gate.weight" in main)
     own, out = f"model.layers.{layer}.", {}
@@ -92,7 +92,7 @@ def mtp_shapes(main: dict[str, torch.Size], spec) -> dict[str, torch.Size]:
 def make(model: torch.nn.Module, spec, seed: int) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint, in their stored layout and dtype."""
     generator = torch.Generator().manual_seed(seed)
-    tied = bool(spec.config.get("tie_word_embeddings"))
+    tied = bool(spec.text.get("tie_word_embeddings"))
     out = {}
     drawn = {name: draw(name, shape, generator, tied) for name, shape in shapes(model, spec).items()}
     if spec.mtp_agrees:

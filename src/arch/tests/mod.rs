@@ -1,3 +1,4 @@
+mod mla;
 mod names;
 mod published;
 
@@ -123,7 +124,7 @@ fn hostile_values_are_refused_by_name() {
         ),
         (
             json!({"model_type": "llama"}),
-            "model_type \"llama\" is not supported, only glm_moe_dsa, deepseek_v3",
+            "model_type \"llama\" is not supported, only glm_moe_dsa, deepseek_v3, kimi_k2, glm4_moe_lite",
         ),
         (
             json!({"model_type": 3}),
