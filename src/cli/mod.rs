@@ -57,7 +57,7 @@ enum Command {
     Convert(convert::ConvertArgs),
     Doctor(doctor::DoctorArgs),
     Plan(Box<plan::PlanArgs>),
-    Synth(synth::SynthArgs),
+    Synth(Box<synth::SynthArgs>),
     Man(manual::ManArgs),
     Completions(manual::CompletionsArgs),
 }
