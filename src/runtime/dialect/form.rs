@@ -112,7 +112,10 @@ impl Lark<'_> {
             let body = match format {
                 CallFormat::Pairs => self.pairs(n, tool)?,
                 CallFormat::Json => {
-                    let arguments = embedded_schema(&Value::Object(tool.parameters.clone()))?;
+                    let mut parameters = tool.parameters.clone();
+                    // Without it, any JSON would do.
+                    parameters.insert("type".into(), "object".into());
+                    let arguments = embedded_schema(&Value::Object(parameters))?;
                     let head = format!("{{\"name\": {}, \"arguments\": ", Value::from(&*tool.name));
                     let arguments =
                         self.rule(&format!("arguments{n}"), &format!("%json {arguments}"));
@@ -371,6 +374,33 @@ mod tests {
             said += usize::from(calls.is_empty());
         }
         assert!(called > 0 && said > 0);
+    }
+
+    #[test]
+    fn arguments_without_a_schema_are_an_object() {
+        let dialect = Dialect {
+            thinks: false,
+            calls: Some(CallFormat::Json),
+        };
+        let tool = Tool {
+            name: "any".into(),
+            parameters: Map::new(),
+        };
+        let form = Form {
+            tools: vec![tool],
+            ..Form::default()
+        };
+        let tokenizer = tokenizer();
+        let grammar = dialect.grammar(&form, "", &tokenizer).unwrap().unwrap();
+        let grammars = Grammars::new(&tokenizer, VOCAB, &[0]).unwrap();
+        let mut constraint = grammars.compile(&grammar).unwrap();
+        let text = "<tool_call>{\"name\": \"any\", \"arguments\": ";
+        for id in tokenizer.encode_plain(text).unwrap() {
+            constraint.accept(id).unwrap();
+        }
+        let next = |text: &str| tokenizer.encode_plain(text).unwrap()[0];
+        assert!(constraint.clone().accept(next("false")).is_err());
+        assert!(constraint.accept(next("{")).is_ok());
     }
 
     #[test]

@@ -99,6 +99,8 @@ fn constraint(served: &Served, form: &Form, prompt: &str) -> Result<Constraint, 
 /// Compiles a grammar that field `field` asks for.
 pub fn compile(served: &Served, grammar: &Grammar, field: &str) -> Result<Constraint, ApiError> {
     let grammars = served.grammars(field)?;
+    // One at a time: a hostile grammar takes memory.
+    let _turn = served.compiling.lock();
     let compiled = grammars.compile(grammar);
     compiled.map_err(|error| ApiError::field(field, error))
 }

@@ -32,6 +32,8 @@ pub struct Served {
     pub(super) stop: Vec<u32>,
     pub(super) vocabulary: usize,
     chat: Option<Chat>,
+    /// Held while a grammar is compiled.
+    pub(super) compiling: Mutex<()>,
     /// Made for the first request that needs it.
     grammars: OnceLock<Result<Grammars, GrammarError>>,
 }
@@ -134,6 +136,7 @@ impl Served {
             stop: parts.stop,
             vocabulary: parts.vocabulary,
             chat,
+            compiling: Mutex::default(),
             grammars: OnceLock::new(),
         }
     }

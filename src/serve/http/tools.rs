@@ -6,8 +6,9 @@ use serde_json::{Map, Value, json};
 use super::error::ApiError;
 use crate::runtime::dialect::{Form, Tool, is_name};
 
-/// Tools of a request at most.
+/// Tools of a request at most, and bytes of their descriptions.
 const TOOLS: usize = 128;
+const TOOL_BYTES: usize = 1 << 20;
 
 /// The tools of a request, and what the model may do with them.
 #[derive(Debug, Default)]
@@ -19,6 +20,7 @@ pub struct Tools {
     pub choice: Choice,
     /// Whether an answer may have only one call.
     pub single: bool,
+    bytes: usize,
 }
 
 /// What the model may do with the tools.
@@ -102,6 +104,13 @@ impl Tools {
         }
         if self.tools.len() == TOOLS {
             return Err(format!("there are more than {TOOLS}"));
+        }
+        self.bytes += described.to_string().len();
+        if self.bytes > TOOL_BYTES {
+            return Err(format!(
+                "descriptions have more than {} MiB",
+                TOOL_BYTES >> 20
+            ));
         }
         self.described.push(described);
         self.tools.push(Tool { name, parameters });
