@@ -24,5 +24,7 @@ pub use quantised::{Quantised, packing_of, quantise};
 pub use role::{Role, activations_of, role};
 pub use rows::{Block, Piece, Rows, RowsError};
 pub(crate) use seen::Seen;
-pub use stored::{Matrices, Stored, floats, id_of, owner_of_scales, scales_name};
+pub use stored::{
+    Matrices, Stored, codes_name, floats, id_of, is_stored, owner_of_scales, scales_name,
+};
 pub use whole::{findings, has_indexer, has_indexers, with_prediction};

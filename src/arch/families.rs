@@ -2,7 +2,10 @@
 
 use super::family::{Family, Preset};
 use super::keys::Keys;
-use super::{ConfigError, TensorId, deepseek_v3, glm_moe_dsa, glm4_moe_lite, kimi_k2};
+use super::{
+    ConfigError, TensorId, deepseek_v3, glm_moe_dsa, glm4_moe, glm4_moe_lite, gpt_oss, kimi_k2,
+    minimax_m2, olmoe, qwen3_moe,
+};
 
 /// Every supported family. A family is one file and one line here.
 const FAMILIES: &[Family] = &[
@@ -10,6 +13,11 @@ const FAMILIES: &[Family] = &[
     deepseek_v3::FAMILY,
     kimi_k2::FAMILY,
     glm4_moe_lite::FAMILY,
+    glm4_moe::FAMILY,
+    qwen3_moe::FAMILY,
+    minimax_m2::FAMILY,
+    olmoe::FAMILY,
+    gpt_oss::FAMILY,
 ];
 
 /// The family that `model_type` names.

@@ -99,6 +99,12 @@ impl<'a> Keys<'a> {
         self.find(key).filter(|value| !value.is_null())
     }
 
+    /// The first of `keys` that is given, else the last: names of one thing.
+    pub fn first_of(&self, keys: &[&'static str]) -> &'static str {
+        let given = keys.iter().find(|key| self.given(key).is_some());
+        given.or(keys.last()).copied().unwrap_or_default()
+    }
+
     /// Refuses any other value than `supported` under `key`; absent and null pass.
     pub fn only(&self, key: &str, supported: &Value) -> Result<(), ConfigError> {
         let Some(value) = self.given(key) else {

@@ -6,9 +6,10 @@ use super::keys::{
     Keys, MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_RANK, MAX_VOCAB, MAX_WIDTH,
 };
 use super::names::{ExpertNames, Names, Part};
+use super::rope::RopeDefaults;
 use super::{
-    Architecture, Attention, ConfigError, Experts, Groups, Indexer, Mla, Rope, Router, Scoring,
-    schedule,
+    Architecture, Attention, ConfigError, Experts, Groups, Indexer, Mla, Rope, RopeLayout, Router,
+    Scoring, schedule,
 };
 
 /// Epsilon of the norms inside attention: no key sets it.
@@ -96,7 +97,8 @@ pub fn parse(keys: &Keys, family: &Defaults) -> Result<Architecture, ConfigError
     if rope_dims % 2 != 0 {
         return Err(keys.range("qk_rope_head_dim", "an even number".into()));
     }
-    let rope = Rope::parse(keys, rope_dims)?;
+    let layout = RopeDefaults::whole(RopeLayout::Interleaved);
+    let rope = Rope::parse(keys, rope_dims, layout)?;
     Ok(Architecture {
         model_type: family.model_type,
         vocab_size: keys.int("vocab_size", 1, MAX_VOCAB, None)?,
@@ -120,10 +122,7 @@ pub fn parse(keys: &Keys, family: &Defaults) -> Result<Architecture, ConfigError
             schedule::first_dense(keys, layers, family.dense_layers)?
         },
         router: router(keys, family, experts)?,
-        experts: Experts {
-            count: experts,
-            width,
-        },
+        experts: Experts::silu(experts, width),
         shared_width: width * keys.int("n_shared_experts", 0, 64, Some(1))?,
         prediction: None,
         names: NAMES,
@@ -181,6 +180,8 @@ fn router(keys: &Keys, family: &Defaults, experts: usize) -> Result<Router, Conf
         top_k: keys.int("num_experts_per_tok", 1, candidates as u64, None)?,
         scoring: Scoring::Sigmoid,
         groups,
+        bias: true,
+        logit_bias: false,
         normalise: keys.bool("norm_topk_prob", true)?,
         scale: keys.float("routed_scaling_factor", 0.0, 1e6, Some(scale))? as f32,
     })

@@ -13,12 +13,18 @@ mod dimensions;
 mod error;
 mod families;
 mod family;
+mod glm4_moe;
 mod glm4_moe_lite;
 mod glm_moe_dsa;
+mod gpt_oss;
+mod gqa;
 mod keys;
 mod kimi_k2;
+mod minimax_m2;
 mod mla;
 mod names;
+mod olmoe;
+mod qwen3_moe;
 mod rope;
 mod schedule;
 mod shapes;
@@ -30,9 +36,10 @@ pub use dimensions::Dimension;
 pub use error::ConfigError;
 pub use families::{parse_any, presets};
 pub use family::{Family, Preset};
+pub use gqa::{Gqa, QkNorm};
 pub(crate) use keys::{Keys, read_object};
 pub use names::{Names, Part, Projection, TensorId};
-pub use rope::{Rope, Yarn};
+pub use rope::{Rope, RopeLayout, Yarn};
 pub use shapes::Shape;
 
 /// The feed-forward block of a layer.
@@ -65,6 +72,8 @@ pub struct Prediction {
 pub enum Attention {
     /// Multi-head latent attention: the cache holds one compressed key-value a token.
     Mla(Mla),
+    /// Grouped-query attention: the cache holds keys and values of a few heads.
+    Gqa(Gqa),
 }
 
 /// Multi-head latent attention.
@@ -122,8 +131,12 @@ pub struct Indexer {
 /// What turns a router's logits into scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scoring {
-    /// Each logit alone. A bias is added for the selection, not for the weights.
+    /// The sigmoid of each logit.
     Sigmoid,
+    /// The softmax over all experts.
+    Softmax,
+    /// The logit itself; the weights of a token are the softmax over the chosen ones.
+    Chosen,
 }
 
 /// Groups of neighbouring experts, among which a token first selects some.
@@ -149,10 +162,29 @@ pub struct Router {
     pub scoring: Scoring,
     /// Groups of experts; [`Groups::ONE`] where no expert is left out.
     pub groups: Groups,
+    /// Whether a bias is added to the scores for the selection, though not for the weights.
+    pub bias: bool,
+    /// Whether a bias is added to the logits.
+    pub logit_bias: bool,
     /// Whether the weights of a token are divided by their sum.
     pub normalise: bool,
     /// Factor on the weights.
     pub scale: f32,
+}
+
+/// How the routed experts of a model compute.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertKind {
+    /// down(silu(gate) * up), without biases.
+    Silu,
+    /// Gate and up are one matrix [2 * width, hidden], a row of the gate before each row of up; it and down have biases. Down is given
+    /// gate * sigmoid(alpha * gate) * (up + 1), with the gate at most `limit`, and up between -`limit` and `limit`.
+    ClampedPairs {
+        /// Slope of the sigmoid.
+        alpha: f32,
+        /// The largest magnitude.
+        limit: f32,
+    },
 }
 
 /// The routed experts of a sparse layer: gated MLPs.
@@ -162,6 +194,27 @@ pub struct Experts {
     pub count: usize,
     /// Width of an expert.
     pub width: usize,
+    /// How they compute.
+    pub kind: ExpertKind,
+}
+
+impl Experts {
+    /// Experts of the kind [`ExpertKind::Silu`].
+    pub fn silu(count: usize, width: usize) -> Experts {
+        Experts {
+            count,
+            width,
+            kind: ExpertKind::Silu,
+        }
+    }
+
+    /// Whether gate and up are one matrix of pairs of rows.
+    pub fn in_pairs(&self) -> bool {
+        match self.kind {
+            ExpertKind::Silu => false,
+            ExpertKind::ClampedPairs { .. } => true,
+        }
+    }
 }
 
 /// What a model computes, independent of its family's keys and tensor names.
@@ -288,7 +341,17 @@ impl Architecture {
 
     /// Values that the cache keeps of a token and layer.
     pub fn kv_width(&self) -> usize {
-        let Attention::Mla(mla) = &self.attention;
-        mla.cache_width()
+        match &self.attention {
+            Attention::Mla(mla) => mla.cache_width(),
+            Attention::Gqa(gqa) => 2 * gqa.key_width(),
+        }
+    }
+
+    /// Blocks that the values of [`Architecture::kv_width`] are stored in: one for each head of keys, then of values.
+    pub fn kv_blocks(&self) -> usize {
+        match &self.attention {
+            Attention::Mla(_) => 1,
+            Attention::Gqa(gqa) => 2 * gqa.kv_heads,
+        }
     }
 }

@@ -31,7 +31,7 @@ pub enum Part {
     QueryDown,
     /// Bias of [`Part::QueryDown`].
     QueryDownBias,
-    /// MLA: norm of the low-rank query.
+    /// MLA: norm of the low-rank query. GQA: norm of the queries.
     QueryNorm,
     /// MLA: the query's rank to the heads.
     QueryUp,
@@ -43,6 +43,20 @@ pub enum Part {
     KvNorm,
     /// MLA: the compressed key-value to keys and values of the heads.
     KvUp,
+    /// Bias of [`Part::Query`].
+    QueryBias,
+    /// GQA: hidden to keys.
+    Key,
+    /// Bias of [`Part::Key`].
+    KeyBias,
+    /// GQA: norm of the keys.
+    KeyNorm,
+    /// GQA: hidden to values.
+    Value,
+    /// Bias of [`Part::Value`].
+    ValueBias,
+    /// GQA: for each query head a score without a value.
+    Sinks,
     /// Values of the heads to hidden.
     Output,
     /// Bias of [`Part::Output`].
@@ -67,6 +81,12 @@ pub enum Part {
     Router,
     /// Added to the scores for the selection only.
     RouterBias,
+    /// Added to the logits of the routed experts.
+    RouterLogitBias,
+    /// Biases of gate and up of all routed experts, a row for each, a gate before each up.
+    ExpertGateUpBias,
+    /// Biases of down of all routed experts, a row for each.
+    ExpertDownBias,
     /// Gate of the shared expert.
     SharedGate,
     /// Up projection of the shared expert.
@@ -96,6 +116,7 @@ impl Part {
                 | Part::MlpNorm
                 | Part::QueryNorm
                 | Part::KvNorm
+                | Part::KeyNorm
                 | Part::IndexNorm
                 | Part::DraftTokenNorm
                 | Part::DraftHiddenNorm
@@ -185,6 +206,11 @@ pub struct Names {
 }
 
 impl Names {
+    /// Whether the family has the part.
+    pub fn has(&self, part: Part) -> bool {
+        self.parts.iter().any(|(known, _)| *known == part)
+    }
+
     /// The full name of a tensor.
     ///
     /// # Panics
@@ -230,10 +256,10 @@ impl Names {
         }
         let (layer, rest) = after(rest, self.layers)?.split_once('.')?;
         let layer = number(layer)?;
-        let Some(rest) = after(rest, self.experts.module) else {
-            let found = self.parts.iter().find(|(_, known)| *known == rest);
-            return found.map(|(part, _)| TensorId::Layer(layer, *part));
-        };
+        if let Some((part, _)) = self.parts.iter().find(|(_, known)| *known == rest) {
+            return Some(TensorId::Layer(layer, *part));
+        }
+        let rest = after(rest, self.experts.module)?;
         if rest == self.experts.fused_gate_up {
             return Some(TensorId::FusedGateUp(layer));
         }

@@ -8,13 +8,24 @@ use super::keys::Keys;
 const MAX_THETA: f64 = 1e15;
 const MAX_SCALE: f64 = 1e6;
 
-/// Rotary position embedding of interleaved pairs (2i, 2i + 1).
+/// Which values of a head are a rotated pair, of n rotated dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// Neighbours: 2i and 2i + 1.
+    Interleaved,
+    /// i and i + n/2.
+    HalfSplit,
+}
+
+/// Rotary position embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Rotated dimensions of a head; even.
+    /// Rotated dimensions of a head, the first ones; even.
     pub dims: usize,
+    /// Pairs of them.
+    pub layout: RopeLayout,
     /// How frequencies change for contexts that are longer than those of the first training; `None` for not at all.
     pub scaling: Option<Yarn>,
 }
@@ -39,24 +50,22 @@ pub struct Yarn {
 }
 
 impl Rope {
-    /// Reads the keys for `dims` rotated dimensions. Supported are the types `default` and `yarn`.
-    pub(super) fn parse(keys: &Keys, dims: usize) -> Result<Rope, ConfigError> {
-        keys.only("partial_rotary_factor", &1.0.into())?;
+    /// Reads the keys for heads of `width` dimensions. Supported are the types `default` and `yarn`.
+    pub(super) fn parse(
+        keys: &Keys,
+        width: usize,
+        defaults: RopeDefaults,
+    ) -> Result<Rope, ConfigError> {
+        let sources = parameters(keys)?;
         let (mut theta, mut first) = (None, None);
-        for key in ["rope_scaling", "rope_parameters"] {
-            let Some(value) = keys.given(key) else {
-                continue;
-            };
-            let rope = keys.nested(key, value)?;
-            let rope = by_layer_type(keys, key, &rope)?.unwrap_or(rope);
-            rope.only("partial_rotary_factor", &1.0.into())?;
+        for (key, rope) in &sources {
             if theta.is_none() && rope.find("rope_theta").is_some() {
                 theta = Some(rope.float("rope_theta", 1.0, MAX_THETA, None)?);
             }
             if rope.iter().next().is_none() {
                 continue;
             }
-            let scaling = scaling(keys, &rope)?;
+            let scaling = scaling(keys, rope)?;
             if *first.get_or_insert_with(|| scaling.clone()) != scaling {
                 return Err(keys.unsupported(key, "the scaling of rope_scaling".into()));
             }
@@ -64,9 +73,10 @@ impl Rope {
         Ok(Rope {
             theta: match theta {
                 Some(theta) => theta,
-                None => keys.float("rope_theta", 1.0, MAX_THETA, Some(10_000.0))?,
+                None => keys.float("rope_theta", 1.0, MAX_THETA, Some(defaults.theta))?,
             },
-            dims,
+            dims: rotated(keys, &sources, width, defaults)?,
+            layout: defaults.layout,
             scaling: first.flatten(),
         })
     }
@@ -75,6 +85,68 @@ impl Rope {
     pub(super) fn score_scale(&self) -> f64 {
         self.scaling.as_ref().map_or(1.0, |yarn| yarn.score_scale)
     }
+}
+
+/// What a family does where its config says nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RopeDefaults {
+    /// Pairs: no key sets them.
+    pub layout: RopeLayout,
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Share of a head that is rotated; `None` where it is the whole head, and any other share is refused.
+    pub share: Option<f64>,
+}
+
+impl RopeDefaults {
+    /// Of a family that rotates whole heads, with the most common base.
+    pub const fn whole(layout: RopeLayout) -> RopeDefaults {
+        RopeDefaults {
+            layout,
+            theta: 10_000.0,
+            share: None,
+        }
+    }
+}
+
+/// The share of a head that is rotated.
+const PARTIAL: &str = "partial_rotary_factor";
+
+/// The objects that may hold the parameters, with their keys, in the order in which they are looked up.
+fn parameters<'a>(keys: &Keys<'a>) -> Result<Vec<(&'static str, Keys<'a>)>, ConfigError> {
+    let mut found = Vec::new();
+    for key in ["rope_scaling", "rope_parameters"] {
+        let Some(value) = keys.given(key) else {
+            continue;
+        };
+        let rope = keys.nested(key, value)?;
+        found.push((key, by_layer_type(keys, key, &rope)?.unwrap_or(rope)));
+    }
+    Ok(found)
+}
+
+/// The rotated dimensions of a head of `width`.
+fn rotated(
+    keys: &Keys,
+    sources: &[(&str, Keys)],
+    width: usize,
+    defaults: RopeDefaults,
+) -> Result<usize, ConfigError> {
+    let mut sources = sources.iter().map(|(_, rope)| rope).chain([keys]);
+    let Some(default) = defaults.share else {
+        sources.try_for_each(|source| source.only(PARTIAL, &1.0.into()))?;
+        return Ok(width);
+    };
+    let share = match sources.find(|source| source.given(PARTIAL).is_some()) {
+        Some(source) => source.float(PARTIAL, 0.0, 1.0, None)?,
+        None => default,
+    };
+    let dims = (width as f64 * share) as usize;
+    if dims == 0 || !dims.is_multiple_of(2) {
+        let allowed = format!("a share of head_dim ({width}) that is an even number");
+        return Err(keys.range(PARTIAL, allowed));
+    }
+    Ok(dims)
 }
 
 /// The parameters of all layer types, where they are given for each; they must be equal.

@@ -37,6 +37,42 @@ pub fn first_dense(
     Ok((0..layers).map(kind).collect())
 }
 
+/// Every `decoder_sparse_step`-th layer is sparse, unless `mlp_only_layers` names it.
+pub fn sparse_steps(keys: &Keys, layers: usize) -> Result<Vec<MlpKind>, ConfigError> {
+    const DENSE: &str = "mlp_only_layers";
+    let step = keys.int("decoder_sparse_step", 1, u64::from(u32::MAX), Some(1))?;
+    let mut dense = Vec::new();
+    if let Some(value) = keys.given(DENSE) {
+        let list = value.as_array();
+        for layer in list.ok_or_else(|| keys.wrong_type(DENSE, "a list of integers"))? {
+            dense.push(keys.check_int(DENSE, layer, 0, u64::from(u32::MAX))? as usize);
+        }
+    }
+    let kind = |layer: usize| match (layer + 1).is_multiple_of(step) && !dense.contains(&layer) {
+        true => MlpKind::Sparse,
+        false => MlpKind::Dense,
+    };
+    Ok((0..layers).map(kind).collect())
+}
+
+/// `layer_types`, else every other layer from the first on attends to `window` positions, and the others to all.
+pub fn windows(
+    keys: &Keys,
+    layers: usize,
+    window: usize,
+) -> Result<Vec<Option<usize>>, ConfigError> {
+    const KEY: &str = "layer_types";
+    let types = [
+        ("sliding_attention", Some(window)),
+        ("full_attention", None),
+    ];
+    if let Some(value) = keys.given(KEY) {
+        return names(keys, KEY, value, layers, &types);
+    }
+    let window = |layer: usize| layer.is_multiple_of(2).then_some(window);
+    Ok((0..layers).map(window).collect())
+}
+
 /// `indexer_types`, else `index_topk_pattern`, else every `index_topk_freq`-th layer from
 /// `index_skip_topk_offset` - 1 on (and all before it) is full.
 pub fn indexer_kinds(keys: &Keys, layers: usize) -> Result<Vec<IndexerKind>, ConfigError> {

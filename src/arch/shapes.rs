@@ -1,6 +1,6 @@
 //! Lists the tensors of an architecture and their shapes.
 
-use super::{Architecture, Attention, MlpKind, Part, Projection, TensorId};
+use super::{Architecture, Attention, Gqa, Mla, MlpKind, Part, Projection, QkNorm, TensorId};
 
 /// Layers beyond the last that a checkpoint may have for drafts.
 const MAX_DRAFT_LAYERS: usize = 16;
@@ -52,6 +52,8 @@ impl Architecture {
             TensorId::Embedding | TensorId::Head => Shape::Matrix(vocab, hidden),
             TensorId::Norm => Shape::Vector(hidden),
             TensorId::Expert(_, expert, _) if expert as usize >= experts => return None,
+            // Single experts of this layout have no name.
+            TensorId::Expert(..) if self.experts.in_pairs() => return None,
             TensorId::Expert(_, _, Projection::Down) => Shape::Matrix(hidden, width),
             TensorId::Expert(..) => Shape::Matrix(width, hidden),
             TensorId::FusedGateUp(_) => Shape::Stack(experts, 2 * width, hidden),
@@ -62,8 +64,6 @@ impl Architecture {
 
     fn part_shape(&self, layer: usize, part: Part) -> Option<Shape> {
         let (vocab, hidden) = (self.vocab_size, self.hidden_size);
-        let Attention::Mla(mla) = &self.attention;
-        let index = self.indexer.as_ref();
         let (dense, shared, experts) = (
             self.intermediate_size,
             self.shared_width,
@@ -71,25 +71,13 @@ impl Architecture {
         );
         Some(match part {
             Part::AttentionNorm | Part::MlpNorm => Shape::Vector(hidden),
-            Part::Query if mla.q_rank.is_some() => return None,
-            Part::Query => Shape::Matrix(mla.heads * mla.query_width(), hidden),
-            Part::QueryDown => Shape::Matrix(mla.q_rank?, hidden),
-            Part::QueryDownBias | Part::QueryNorm => Shape::Vector(mla.q_rank?),
-            Part::QueryUp => Shape::Matrix(mla.heads * mla.query_width(), mla.q_rank?),
-            Part::KvDown => Shape::Matrix(mla.cache_width(), hidden),
-            Part::KvDownBias => Shape::Vector(mla.cache_width()),
-            Part::KvNorm => Shape::Vector(mla.kv_rank),
-            Part::KvUp => Shape::Matrix(mla.heads * (mla.nope + mla.value), mla.kv_rank),
-            Part::Output => Shape::Matrix(hidden, mla.heads * mla.value),
             Part::OutputBias => Shape::Vector(hidden),
-            Part::IndexQuery => Shape::Matrix(index?.heads * index?.width, mla.q_rank?),
-            Part::IndexKey => Shape::Matrix(index?.width, hidden),
-            Part::IndexWeights => Shape::Matrix(index?.heads, hidden),
-            Part::IndexNorm | Part::IndexNormBias => Shape::Vector(index?.width),
             Part::Gate | Part::Up => Shape::Matrix(dense, hidden),
             Part::Down => Shape::Matrix(hidden, dense),
             Part::Router => Shape::Matrix(experts, hidden),
-            Part::RouterBias => Shape::Vector(experts),
+            Part::RouterBias | Part::RouterLogitBias => Shape::Vector(experts),
+            Part::ExpertGateUpBias => Shape::Matrix(experts, 2 * self.experts.width),
+            Part::ExpertDownBias => Shape::Matrix(experts, hidden),
             Part::SharedGate | Part::SharedUp => Shape::Matrix(shared, hidden),
             Part::SharedDown => Shape::Matrix(hidden, shared),
             Part::DraftInput
@@ -107,27 +95,43 @@ impl Architecture {
                 Shape::Vector(hidden)
             }
             Part::DraftEmbedding | Part::DraftHead => Shape::Matrix(vocab, hidden),
+            _ => {
+                return match &self.attention {
+                    Attention::Mla(mla) => self.mla_shape(mla, part),
+                    Attention::Gqa(gqa) => gqa_shape(gqa, hidden, part),
+                };
+            }
+        })
+    }
+
+    /// The shape of a part of multi-head latent attention or of its indexer.
+    fn mla_shape(&self, mla: &Mla, part: Part) -> Option<Shape> {
+        let (hidden, index) = (self.hidden_size, self.indexer.as_ref());
+        Some(match part {
+            Part::Query if mla.q_rank.is_some() => return None,
+            Part::Query => Shape::Matrix(mla.heads * mla.query_width(), hidden),
+            Part::QueryDown => Shape::Matrix(mla.q_rank?, hidden),
+            Part::QueryDownBias | Part::QueryNorm => Shape::Vector(mla.q_rank?),
+            Part::QueryUp => Shape::Matrix(mla.heads * mla.query_width(), mla.q_rank?),
+            Part::KvDown => Shape::Matrix(mla.cache_width(), hidden),
+            Part::KvDownBias => Shape::Vector(mla.cache_width()),
+            Part::KvNorm => Shape::Vector(mla.kv_rank),
+            Part::KvUp => Shape::Matrix(mla.heads * (mla.nope + mla.value), mla.kv_rank),
+            Part::Output => Shape::Matrix(hidden, mla.heads * mla.value),
+            Part::IndexQuery => Shape::Matrix(index?.heads * index?.width, mla.q_rank?),
+            Part::IndexKey => Shape::Matrix(index?.width, hidden),
+            Part::IndexWeights => Shape::Matrix(index?.heads, hidden),
+            Part::IndexNorm | Part::IndexNormBias => Shape::Vector(index?.width),
+            _ => return None,
         })
     }
 
     /// The parts that a used layer needs, routed experts excepted.
     pub fn parts(&self, layer: usize) -> Vec<Part> {
-        let Attention::Mla(mla) = &self.attention;
-        let mut parts = vec![
-            Part::AttentionNorm,
-            Part::MlpNorm,
-            Part::KvDown,
-            Part::KvNorm,
-            Part::KvUp,
-            Part::Output,
-        ];
-        match mla.q_rank {
-            Some(_) => parts.extend([Part::QueryDown, Part::QueryNorm, Part::QueryUp]),
-            None => parts.push(Part::Query),
-        }
-        if mla.bias {
-            parts.extend([Part::KvDownBias, Part::OutputBias]);
-            parts.extend(mla.q_rank.map(|_| Part::QueryDownBias));
+        let mut parts = vec![Part::AttentionNorm, Part::MlpNorm];
+        match &self.attention {
+            Attention::Mla(mla) => parts.extend(mla.parts()),
+            Attention::Gqa(gqa) => parts.extend(gqa.parts()),
         }
         if self.is_indexed(layer) {
             parts.extend(Part::INDEXER);
@@ -135,7 +139,16 @@ impl Architecture {
         match self.mlp_of(layer) {
             MlpKind::Dense => parts.extend(Part::DENSE),
             MlpKind::Sparse => {
-                parts.extend([Part::Router, Part::RouterBias]);
+                parts.push(Part::Router);
+                if self.router.bias {
+                    parts.push(Part::RouterBias);
+                }
+                if self.router.logit_bias {
+                    parts.push(Part::RouterLogitBias);
+                }
+                if self.experts.in_pairs() {
+                    parts.extend([Part::ExpertGateUpBias, Part::ExpertDownBias]);
+                }
                 if self.shared_width > 0 {
                     parts.extend(Part::SHARED);
                 }
@@ -143,6 +156,62 @@ impl Architecture {
         }
         if self.is_draft(layer) {
             parts.extend(Part::DRAFT);
+        }
+        parts
+    }
+}
+
+/// The shape of a part of grouped-query attention.
+fn gqa_shape(gqa: &Gqa, hidden: usize, part: Part) -> Option<Shape> {
+    let (query, key) = (gqa.query_width(), gqa.key_width());
+    Some(match part {
+        Part::Query => Shape::Matrix(query, hidden),
+        Part::QueryBias => Shape::Vector(query),
+        Part::Key | Part::Value => Shape::Matrix(key, hidden),
+        Part::KeyBias | Part::ValueBias => Shape::Vector(key),
+        Part::QueryNorm | Part::KeyNorm => Shape::Vector(match gqa.norm {
+            QkNorm::None => return None,
+            QkNorm::Head => gqa.width,
+            QkNorm::Flat if part == Part::QueryNorm => query,
+            QkNorm::Flat => key,
+        }),
+        Part::Sinks => Shape::Vector(gqa.heads),
+        Part::Output => Shape::Matrix(hidden, query),
+        _ => return None,
+    })
+}
+
+impl Mla {
+    /// The parts that a layer needs, its indexer excepted.
+    fn parts(&self) -> Vec<Part> {
+        let mut parts = vec![Part::KvDown, Part::KvNorm, Part::KvUp, Part::Output];
+        match self.q_rank {
+            Some(_) => parts.extend([Part::QueryDown, Part::QueryNorm, Part::QueryUp]),
+            None => parts.push(Part::Query),
+        }
+        if self.bias {
+            parts.extend([Part::KvDownBias, Part::OutputBias]);
+            parts.extend(self.q_rank.map(|_| Part::QueryDownBias));
+        }
+        parts
+    }
+}
+
+impl Gqa {
+    /// The parts that a layer needs.
+    fn parts(&self) -> Vec<Part> {
+        let mut parts = vec![Part::Query, Part::Key, Part::Value, Part::Output];
+        if self.norm != QkNorm::None {
+            parts.extend([Part::QueryNorm, Part::KeyNorm]);
+        }
+        if self.bias {
+            parts.extend([Part::QueryBias, Part::KeyBias, Part::ValueBias]);
+        }
+        if self.output_bias {
+            parts.push(Part::OutputBias);
+        }
+        if self.sinks {
+            parts.push(Part::Sinks);
         }
         parts
     }

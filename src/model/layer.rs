@@ -63,8 +63,8 @@ pub(super) struct Layer {
 /// The feed-forward block of a layer.
 #[derive(Debug)]
 pub(super) enum Block {
-    Dense(Mlp),
-    Sparse(Moe),
+    Dense(Box<Mlp>),
+    Sparse(Box<Moe>),
 }
 
 /// Sparse attention needs the indexer of every full layer: if one tensor of any is there, all must be.
@@ -93,8 +93,8 @@ pub(super) fn load_layer(
         attention: Attention::load(loader, layer, with_indexer)?,
         post_norm: loader.vector(TensorId::Layer(layer, Part::MlpNorm))?,
         mlp: match arch.mlp_of(layer) {
-            MlpKind::Dense => Block::Dense(Mlp::load(loader, layer, Part::DENSE)?),
-            MlpKind::Sparse => Block::Sparse(Moe::load(loader, layer)?),
+            MlpKind::Dense => Block::Dense(Box::new(Mlp::load(loader, layer, Part::DENSE)?)),
+            MlpKind::Sparse => Block::Sparse(Box::new(Moe::load(loader, layer)?)),
         },
     })
 }

@@ -43,13 +43,16 @@ impl BatchLimits {
         let slots = fit(scratch_bytes / 4, output);
         // The prediction layer's input is computed for as many rows at a time.
         let input = 2 * arch.hidden_size * usize::from(arch.prediction.is_some());
-        let Attention::Mla(mla) = &arch.attention;
         let indexer = arch.indexer.as_ref().filter(|_| sparse);
-        let attention = input
-            + mla.heads * (mla.query_width() + mla.value)
-            + 2 * mla.q_rank.unwrap_or(0)
-            + mla.cache_width()
-            + indexer.map_or(0, |indexer| indexer.heads * (indexer.width + 1));
+        let heads = match &arch.attention {
+            Attention::Mla(mla) => {
+                let rank = mla.q_rank.unwrap_or(0);
+                mla.heads * (mla.query_width() + mla.value) + 2 * rank + mla.cache_width()
+            }
+            Attention::Gqa(gqa) => 2 * (gqa.query_width() + gqa.key_width()),
+        };
+        let attention =
+            input + heads + indexer.map_or(0, |indexer| indexer.heads * (indexer.width + 1));
         BatchLimits {
             // One expert may be chosen by every token of a slice.
             slice: fit(scratch_bytes / 2, state).min(slots),

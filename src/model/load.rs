@@ -156,7 +156,7 @@ impl Weights {
 
     /// Whether drafts after the first attend to what the first one has chosen.
     pub(super) fn shares_choice(&self) -> bool {
-        let indexer = |mtp: &Mtp| mtp.layer.attention.indexer.is_some();
+        let indexer = |mtp: &Mtp| mtp.layer.attention.indexer().is_some();
         let shared = (self.config.indexer.as_ref()).is_some_and(|indexer| indexer.shared_by_drafts);
         shared && self.mtp.as_ref().is_some_and(indexer)
     }

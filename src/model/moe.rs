@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::arch::Part;
+use crate::arch::{ExpertKind, Part, TensorId};
 use crate::model::assignments::ExpertAssignments;
 use crate::model::error::ModelError;
 use crate::model::mlp::{COLUMNS, Mlp, MlpScratch};
@@ -22,7 +22,7 @@ use crate::quant::Matrix;
 use crate::quant::encode::NotFinite;
 use crate::stream::catalog::Projection;
 use crate::stream::{Ready, Urgency};
-use crate::weight::{Damage, Loader, WeightError};
+use crate::weight::{Damage, Loader, Weight, WeightError};
 
 /// The resident part of a sparse layer's MLP.
 #[derive(Debug)]
@@ -35,6 +35,19 @@ pub struct Moe {
     top_k: usize,
     hidden: usize,
     intermediate: usize,
+    kind: Kind,
+}
+
+/// [`ExpertKind`] with the biases: a row for each expert.
+#[derive(Debug)]
+enum Kind {
+    Silu,
+    ClampedPairs {
+        alpha: f32,
+        limit: f32,
+        gate_up: Weight,
+        down: Weight,
+    },
 }
 
 /// Norm and router of a later sparse layer, to predict its choice.
@@ -64,7 +77,7 @@ pub struct MoeScratch {
     candidates: Vec<u32>,
     /// Inputs of some slots [COLUMNS, hidden].
     inputs: Vec<f32>,
-    /// Up projections of some slots [COLUMNS, intermediate].
+    /// Up projections of some slots [COLUMNS, intermediate], or both projections in pairs.
     up: Vec<f32>,
     /// Activations by slot [slots, intermediate].
     middle: Vec<f32>,
@@ -107,8 +120,19 @@ impl Moe {
         let shared = (arch.shared_width > 0)
             .then(|| Mlp::load(loader, layer, Part::SHARED))
             .transpose()?;
+        let mut bias = |part| loader.matrix(TensorId::Layer(layer, part));
+        let kind = match arch.experts.kind {
+            ExpertKind::Silu => Kind::Silu,
+            ExpertKind::ClampedPairs { alpha, limit } => Kind::ClampedPairs {
+                alpha,
+                limit,
+                gate_up: bias(Part::ExpertGateUpBias)?,
+                down: bias(Part::ExpertDownBias)?,
+            },
+        };
         Ok(Moe {
             layer,
+            kind,
             router: Router::load(loader, layer)?,
             shared,
             experts: arch.experts.count,
@@ -193,7 +217,7 @@ impl Moe {
         let middle = resize_scratch(&mut scratch.middle, slots * inter);
         let outputs = resize_scratch(&mut scratch.outputs, slots * hidden);
         let inputs = resize_scratch(&mut scratch.inputs, COLUMNS * hidden);
-        let up_out = resize_scratch(&mut scratch.up, COLUMNS * inter);
+        let up_out = resize_scratch(&mut scratch.up, COLUMNS * self.up_width());
         let mut rounding = scratch.rounding.as_mut();
         let mut done = 0;
         loop {
@@ -228,10 +252,15 @@ impl Moe {
                         for (token, input) in tokens.iter().zip(inputs.chunks_mut(hidden)) {
                             input.copy_from_slice(&x[token.row * hidden..][..hidden]);
                         }
-                        let (inputs, up_out) = (&inputs[..m * hidden], &mut up_out[..m * inter]);
-                        gate.matmul(pool, inputs, m, middle);
-                        up.matmul(pool, inputs, m, up_out);
-                        ops::silu_mul(middle, up_out);
+                        let up_out = &mut up_out[..m * self.up_width()];
+                        self.gate_up(
+                            pool,
+                            expert,
+                            [gate, up],
+                            &inputs[..m * hidden],
+                            up_out,
+                            middle,
+                        );
                     }
                     let matrices = [(Projection::Gate, gate), (Projection::Up, up)];
                     if let Some((bad, damage)) = damage(middle, &matrices) {
@@ -251,7 +280,13 @@ impl Moe {
                     let slots = assignments.slots(group.clone(), expert..expert + 1);
                     let middle = &middle[slots.start * inter..slots.end * inter];
                     let outputs = &mut outputs[slots.start * hidden..slots.end * hidden];
-                    down.matmul(pool, middle, slots.len(), outputs);
+                    match &self.kind {
+                        Kind::Silu => down.matmul(pool, middle, slots.len(), outputs),
+                        Kind::ClampedPairs { down: bias, .. } => {
+                            product(&down, pool, middle, slots.len(), outputs);
+                            add_bias(bias, expert, outputs);
+                        }
+                    }
                     if let Some((bad, damage)) = damage(outputs, &[(Projection::Down, down)]) {
                         return Err(pass.store.damaged(self.layer, id, bad, damage).into());
                     }
@@ -263,6 +298,62 @@ impl Moe {
             }
         }
     }
+}
+
+impl Moe {
+    /// Values of a token in the scratch of up projections.
+    fn up_width(&self) -> usize {
+        match self.kind {
+            Kind::Silu => self.intermediate,
+            Kind::ClampedPairs { .. } => 2 * self.intermediate,
+        }
+    }
+
+    /// What goes into the down projection of an expert, `middle` [m, intermediate], from `inputs` [m, hidden]. `up_out` is scratch.
+    fn gate_up(
+        &self,
+        pool: &Pool,
+        expert: usize,
+        [gate, up]: [Matrix<'_>; 2],
+        inputs: &[f32],
+        up_out: &mut [f32],
+        middle: &mut [f32],
+    ) {
+        let m = inputs.len() / self.hidden;
+        match &self.kind {
+            Kind::Silu => {
+                gate.matmul(pool, inputs, m, middle);
+                up.matmul(pool, inputs, m, up_out);
+                ops::silu_mul(middle, up_out);
+            }
+            Kind::ClampedPairs {
+                alpha,
+                limit,
+                gate_up: bias,
+                ..
+            } => {
+                // The gate stands for both.
+                product(&gate, pool, inputs, m, up_out);
+                add_bias(bias, expert, up_out);
+                ops::clamped_swiglu(up_out, *alpha, *limit, middle);
+            }
+        }
+    }
+}
+
+/// The product with a matrix of experts in pairs: floats of these are stored by inputs.
+fn product(matrix: &Matrix<'_>, pool: &Pool, x: &[f32], n: usize, y: &mut [f32]) {
+    match matrix.format().is_floating() {
+        true => matrix.matmul_transposed(pool, x, n, y),
+        false => matrix.matmul(pool, x, n, y),
+    }
+}
+
+/// Adds the bias of an expert to each of some rows.
+fn add_bias(biases: &Weight, expert: usize, rows: &mut [f32]) {
+    let biases = biases.matrix();
+    let rows = rows.chunks_mut(biases.cols());
+    rows.for_each(|row| biases.add_row(expert, 1.0, row));
 }
 
 /// `matrices`, rounded where that is asked for.

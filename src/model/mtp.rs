@@ -45,6 +45,12 @@ impl Mtp {
 /// Why a model cannot draft.
 #[derive(Debug, thiserror::Error)]
 pub enum PredictionError {
+    /// Models of its family have no layer for drafts.
+    #[error("models of type {model_type} have no layer for multi-token prediction")]
+    Family {
+        /// The family.
+        model_type: &'static str,
+    },
     /// It has no layer for drafts.
     #[error("the model has no layer for multi-token prediction: tensor {tensor} is missing")]
     Absent {
@@ -62,9 +68,13 @@ pub enum PredictionError {
 /// The architecture with its layer for multi-token prediction. Reads vectors of that layer, but no matrix.
 ///
 /// # Errors
-/// [`PredictionError::Absent`] when the checkpoint has none of [`Part::DRAFT`], and [`PredictionError::Incomplete`] with the
+/// [`PredictionError::Family`] when no model of the family has one, [`PredictionError::Absent`] when the checkpoint has none of [`Part::DRAFT`], and [`PredictionError::Incomplete`] with the
 /// first tensor of the layer that is missing or does not fit.
 pub fn prediction(shards: &Shards, arch: &Architecture) -> Result<Architecture, PredictionError> {
+    if !arch.names.has(Part::DraftInput) {
+        let model_type = arch.model_type;
+        return Err(PredictionError::Family { model_type });
+    }
     let arch = with_prediction(shards, arch).ok_or_else(|| PredictionError::Absent {
         tensor: arch.part_name(arch.num_hidden_layers(), Part::DraftInput),
     })?;

@@ -15,6 +15,18 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     }
 }
 
+/// As [`rms_norm`], with the result in the place of `x`.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
+    assert_eq!(x.len(), weight.len());
+    let scale = 1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt();
+    for (x, weight) in x.iter_mut().zip(weight) {
+        *x = *x * scale * weight;
+    }
+}
+
 /// out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, with the variance of a population (divided by n).
 ///
 /// # Panics
@@ -53,6 +65,20 @@ pub fn softmax(x: &mut [f32]) {
     }
 }
 
+/// The softmax of `x` and one more value, `sink`, which takes its share of the sum.
+pub fn softmax_with(x: &mut [f32], sink: f32) {
+    let max = x.iter().copied().fold(sink, f32::max);
+    let mut sum = f64::from((sink - max).exp());
+    for x in x.iter_mut() {
+        *x = (*x - max).exp();
+        sum += f64::from(*x);
+    }
+    let scale = (1.0 / sum) as f32;
+    for x in x.iter_mut() {
+        *x *= scale;
+    }
+}
+
 /// 1 / (1 + exp(-x)).
 pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
@@ -72,6 +98,28 @@ pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
         *gate = silu(*gate) * up;
     }
+}
+
+/// out = gate * sigmoid(alpha * gate) * (up + 1) of pairs of gate and up, with the gate at most `limit`, and up between -`limit` and
+/// `limit`.
+///
+/// # Panics
+/// When there are not as many pairs as outputs.
+pub fn clamped_swiglu(pairs: &[f32], alpha: f32, limit: f32, out: &mut [f32]) {
+    let (pairs, []) = pairs.as_chunks::<2>() else {
+        panic!("a gate without an up");
+    };
+    assert_eq!(pairs.len(), out.len());
+    for (out, [gate, up]) in out.iter_mut().zip(pairs) {
+        let (gate, up) = (at_most(*gate, limit), at_most(*up, limit));
+        let up = if up < -limit { -limit } else { up };
+        *out = (up + 1.0) * (gate * sigmoid(gate * alpha));
+    }
+}
+
+/// The lesser of the two; NaN stays, so that it is noticed.
+fn at_most(x: f32, limit: f32) -> f32 {
+    if x > limit { limit } else { x }
 }
 
 /// The index of the first value that is infinite or NaN.
@@ -134,6 +182,10 @@ mod tests {
                 prop_assert!(close(out[i], exact), "{} {exact}", out[i]);
             }
 
+            let mut normed = x.clone();
+            rms_norm_in_place(&mut normed, &weight, 1e-5);
+            prop_assert_eq!(&normed, &out);
+
             layer_norm(&x, &weight, &bias, 1e-6, &mut out);
             let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
             let variance = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
@@ -153,6 +205,18 @@ mod tests {
             let sum: f64 = x.iter().map(|&x| f64::from(x).exp()).sum();
             for (out, x) in out.iter().zip(&x) {
                 prop_assert!(close(*out, f64::from(*x).exp() / sum));
+            }
+        }
+
+        #[test]
+        fn a_sink_is_one_more_value(x in vector(), sink in -8f32..8.0) {
+            let mut all = x.clone();
+            all.push(sink);
+            softmax(&mut all);
+            let mut out = x.clone();
+            softmax_with(&mut out, sink);
+            for (out, all) in out.iter().zip(&all) {
+                prop_assert!(close(*out, f64::from(*all)));
             }
         }
 
@@ -184,6 +248,17 @@ mod tests {
         let mut out = [0f32; 2];
         rms_norm(&[0.0, 0.0], &[1.0, 1.0], 1e-5, &mut out);
         assert_eq!(out, [0.0; 2]);
+        let mut out = [0f32; 4];
+        clamped_swiglu(
+            &[9.0, 9.0, -9.0, -9.0, 2.0, 3.0, f32::NAN, 0.0],
+            1.702,
+            7.0,
+            &mut out,
+        );
+        let glu = |gate: f32| gate * sigmoid(1.702 * gate);
+        assert_eq!(out[..3], [8.0 * glu(7.0), -6.0 * glu(-9.0), 4.0 * glu(2.0)]);
+        assert!(out[3].is_nan());
+
         let mut gate = [1.0, -2.0];
         silu_mul(&mut gate, &[3.0, 0.5]);
         assert_eq!(gate, [silu(1.0) * 3.0, silu(-2.0) * 0.5]);

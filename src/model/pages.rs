@@ -19,12 +19,14 @@ use crate::model::sequence::{DraftState, Sequence, reusable};
 impl Weights {
     /// Pools of pages for `tokens` tokens: of the model's layers, and of its prediction layer if it has one.
     pub(super) fn page_pools(&self, tokens: usize) -> (PagePool, Option<PagePool>) {
+        let blocks = self.config().kv_blocks();
         let widths = |layer: &Layer, ahead| LayerWidths {
             kv: self.config().kv_width(),
-            index_key: (layer.attention.indexer.as_ref()).map(Indexer::width),
+            index_key: layer.attention.indexer().map(Indexer::width),
             ahead,
         };
-        let pool = |layers| PagePool::new(PageLayout::new(KvShape(layers)), pages_for(tokens));
+        let layout = |layers| PageLayout::new(KvShape(layers), blocks);
+        let pool = |layers| PagePool::new(layout(layers), pages_for(tokens));
         let main = self.layers.iter().map(|layer| widths(layer, 0)).collect();
         let draft = self.mtp.as_ref().map(|mtp| vec![widths(&mtp.layer, 1)]);
         (pool(main), draft.map(pool))
@@ -358,7 +360,7 @@ impl Runner {
         if let Some(draft) = &mut new.draft {
             self.reserve_drafts(draft, 0, ids.len() + 1)?;
         }
-        let mains = new.kv.layout().lists().len();
+        let mains = new.kv.layout().row_lists();
         let mut writer = KvWriter {
             main: &mut new.kv,
             draft: new.draft.as_mut().map(|draft| &mut draft.kv),

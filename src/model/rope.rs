@@ -1,4 +1,4 @@
-//! Rotates queries and keys by their position (RoPE), on interleaved pairs (2i, 2i + 1).
+//! Rotates queries and keys by their position (RoPE).
 
 use std::f64::consts::PI;
 
@@ -69,7 +69,7 @@ fn blended(yarn: &Yarn, theta: f64, dims: usize) -> (f64, f64) {
     (low, high)
 }
 
-/// Rotates the first `2 * angles.len()` values of `x`, pair by pair, in place.
+/// Rotates the first `2 * angles.len()` values of `x` in place. Pairs are neighbours: 2i and 2i + 1.
 pub fn rotate(x: &mut [f32], angles: &[Angle]) {
     for (pair, [cos, sin]) in x.chunks_exact_mut(2).zip(angles) {
         let (a, b) = (pair[0], pair[1]);
@@ -78,15 +78,25 @@ pub fn rotate(x: &mut [f32], angles: &[Angle]) {
     }
 }
 
+/// Rotates the first `2 * angles.len()` values of `x` in place. Pairs are i and i + `angles.len()`.
+pub fn rotate_halves(x: &mut [f32], angles: &[Angle]) {
+    let (first, second) = x.split_at_mut(angles.len());
+    for ((a, b), [cos, sin]) in first.iter_mut().zip(second).zip(angles) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::RopeLayout;
 
     fn plain(theta: f64, dims: usize) -> Rope {
         let scaling = None;
         Rope::new(&arch::Rope {
             theta,
             dims,
+            layout: RopeLayout::Interleaved,
             scaling,
         })
     }
@@ -103,6 +113,18 @@ mod tests {
         for (x, e) in x.iter().zip(expected) {
             assert!((x - e).abs() < 1e-6, "{x} {e}");
         }
+    }
+
+    #[test]
+    fn both_layouts_rotate_the_same_pairs() {
+        let mut angles = Vec::new();
+        plain(50.0, 6).angles(7, &mut angles);
+        let mut pairs = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+        let mut halves = [1.0, 3.0, 5.0, 2.0, 4.0, 6.0, 7.0];
+        rotate(&mut pairs, &angles);
+        rotate_halves(&mut halves, &angles);
+        let [a, b, c, d, e, f, rest] = pairs;
+        assert_eq!(halves, [a, c, e, b, d, f, rest]);
     }
 
     #[test]
@@ -133,6 +155,7 @@ mod tests {
         let rope = Rope::new(&arch::Rope {
             theta: 10_000.0,
             dims: 64,
+            layout: RopeLayout::Interleaved,
             scaling: Some(Yarn {
                 factor: 40.0,
                 original_length: 4096,

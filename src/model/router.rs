@@ -20,7 +20,10 @@ pub struct Choice {
 #[derive(Debug)]
 pub struct Router {
     weight: Weight,
-    /// Added to the scores for the choice only, not to the weights.
+    scoring: Scoring,
+    /// Added to the logits; empty where the model has none.
+    logit_bias: Vec<f32>,
+    /// Added to the scores for the choice only, not to the weights; zeros where the model has none.
     bias: Vec<f32>,
     groups: Groups,
     top_k: usize,
@@ -48,10 +51,18 @@ impl Router {
     /// Loads the router of a sparse layer.
     pub fn load(loader: &mut Loader, layer: usize) -> Result<Router, WeightError> {
         let router = &loader.arch().router;
-        let Scoring::Sigmoid = router.scoring;
+        let experts = loader.arch().experts.count;
         Ok(Router {
             weight: loader.matrix(TensorId::Layer(layer, Part::Router))?,
-            bias: loader.vector(TensorId::Layer(layer, Part::RouterBias))?,
+            scoring: router.scoring,
+            logit_bias: match router.logit_bias {
+                true => loader.vector(TensorId::Layer(layer, Part::RouterLogitBias))?,
+                false => Vec::new(),
+            },
+            bias: match router.bias {
+                true => loader.vector(TensorId::Layer(layer, Part::RouterBias))?,
+                false => vec![0.0; experts],
+            },
             groups: router.groups,
             top_k: router.top_k,
             normalise: router.normalise,
@@ -77,6 +88,14 @@ impl Router {
                 weight: scores[expert as usize],
             }));
             let chosen = &mut choices[start..];
+            if self.scoring == Scoring::Chosen {
+                let mut weights: Vec<f32> = chosen.iter().map(|c| c.weight).collect();
+                ops::softmax(&mut weights);
+                chosen
+                    .iter_mut()
+                    .zip(weights)
+                    .for_each(|(c, w)| c.weight = w);
+            }
             if self.normalise {
                 let sum = chosen.iter().map(|c| c.weight).sum::<f32>() + 1e-20;
                 chosen.iter_mut().for_each(|c| c.weight /= sum);
@@ -121,7 +140,15 @@ impl Router {
         let scores = resize_scratch(&mut scratch.scores, n * experts);
         self.weight.matrix().matmul(pool, x, n, scores);
         for scores in scores.chunks_mut(experts) {
-            scores.iter_mut().for_each(|s| *s = ops::sigmoid(*s));
+            scores
+                .iter_mut()
+                .zip(&self.logit_bias)
+                .for_each(|(s, b)| *s += b);
+            match self.scoring {
+                Scoring::Chosen => {}
+                Scoring::Sigmoid => scores.iter_mut().for_each(|s| *s = ops::sigmoid(*s)),
+                Scoring::Softmax => ops::softmax(scores),
+            }
             scratch.biased.clear();
             let biased = scores.iter().zip(&self.bias).map(|(s, b)| s + b);
             scratch.biased.extend(biased);

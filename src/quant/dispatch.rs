@@ -4,7 +4,7 @@ use super::Format;
 use super::float;
 use super::kernel::{Isa, Kernel};
 use super::packed::integer::{self, IntegerKernel};
-use super::packed::{self, BLOCK, FINE, Fp8, GROUP, GROUP_BF16, Int2, Int4, Int8, ROW};
+use super::packed::{self, BLOCK, FINE, Fp4, Fp8, GROUP, GROUP_BF16, HALF, Int2, Int4, Int8, ROW};
 
 /// The kernels of `format` on this CPU.
 pub(super) fn kernel(format: Format) -> &'static dyn Kernel {
@@ -22,6 +22,7 @@ pub(super) fn kernel_for(format: Format, isa: Isa) -> &'static dyn Kernel {
         Format::Int2Row => packed::kernel::<Int2, ROW>(isa),
         Format::Fp8Block => packed::kernel::<Fp8, GROUP>(isa),
         Format::Fp8BlockBf16 => packed::kernel::<Fp8, GROUP_BF16>(isa),
+        Format::Mxfp4 => packed::kernel::<Fp4, HALF>(isa),
         Format::Int4Group(size) if size > 0 && (size as usize).is_multiple_of(BLOCK) => {
             packed::kernel::<Int4, GROUP>(isa)
         }

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 /// Rows, and columns, of a block that shares one FP8 scale.
 pub const FP8_BLOCK: usize = 128;
 
+/// Columns that share an MXFP4 scale.
+pub const MXFP4_GROUP: usize = 32;
+
 /// How a weight matrix is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Format {
@@ -28,6 +31,8 @@ pub enum Format {
     Fp8Block,
     /// As [`Format::Fp8Block`], with BF16 scales.
     Fp8BlockBf16,
+    /// FP4 (E2M1) nibbles, the low one first; for 32 columns one scale, a power of two as its biased exponent in a byte (E8M0).
+    Mxfp4,
 }
 
 impl Format {
@@ -37,7 +42,7 @@ impl Format {
             Format::F32 => cols.checked_mul(4),
             Format::F16 | Format::Bf16 => cols.checked_mul(2),
             Format::Int8Row | Format::Fp8Block | Format::Fp8BlockBf16 => Some(cols),
-            Format::Int4Row | Format::Int4Group(_) => Some(cols.div_ceil(2)),
+            Format::Int4Row | Format::Int4Group(_) | Format::Mxfp4 => Some(cols.div_ceil(2)),
             Format::Int2Row => Some(cols.div_ceil(4)),
         }
     }
@@ -48,6 +53,8 @@ impl Format {
             Format::F32 | Format::F16 | Format::Bf16 => true,
             Format::Fp8Block | Format::Fp8BlockBf16 => true,
             Format::Int8Row | Format::Int4Row | Format::Int4Group(_) | Format::Int2Row => false,
+            // Codes of four bits already: rounding them again would save nothing.
+            Format::Mxfp4 => false,
         }
     }
 
@@ -58,6 +65,7 @@ impl Format {
             Format::Int8Row | Format::Int4Row | Format::Int2Row => 1,
             Format::Int4Group(size) => cols.div_ceil(size.max(1) as usize),
             Format::Fp8Block | Format::Fp8BlockBf16 => cols.div_ceil(FP8_BLOCK),
+            Format::Mxfp4 => cols.div_ceil(MXFP4_GROUP),
         }
     }
 
@@ -79,6 +87,7 @@ impl Format {
     pub fn scale_width(self) -> usize {
         match self {
             Format::Fp8BlockBf16 => 2,
+            Format::Mxfp4 => 1,
             _ => 4,
         }
     }
@@ -99,6 +108,7 @@ impl Format {
             Format::Int4Group(_) => "int4-grouped",
             Format::Int2Row => "int2-row",
             Format::Fp8Block | Format::Fp8BlockBf16 => "fp8-e4m3-b128",
+            Format::Mxfp4 => "mxfp4",
         }
     }
 }

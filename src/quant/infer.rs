@@ -199,8 +199,13 @@ pub fn not_finite(scales: &[u8]) -> Option<(usize, f32)> {
 
 /// Index and value of the first scale of a matrix stored in `format` that is infinite or NaN.
 pub fn scale_not_finite(format: Format, scales: &[u8]) -> Option<(usize, f32)> {
-    if format.scale_width() == 4 {
-        return not_finite(scales);
+    match format.scale_width() {
+        4 => return not_finite(scales),
+        1 => {
+            let at = scales.iter().position(|exponent| *exponent == u8::MAX)?;
+            return Some((at, f32::NAN));
+        }
+        _ => {}
     }
     let scales = scales.chunks_exact(2);
     let mut values = scales.map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32());

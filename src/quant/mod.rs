@@ -36,7 +36,7 @@ mod register;
 #[cfg(test)]
 mod tests;
 
-pub use format::{FP8_BLOCK, Format};
+pub use format::{FP8_BLOCK, Format, MXFP4_GROUP};
 pub use kernel::{Isa, LANES};
 pub use matrix::{Activations, Matrix, ShapeError};
 pub use product::{axpy, dot};

@@ -17,6 +17,8 @@ pub trait Register: Copy {
     unsafe fn run<T>(f: impl FnOnce() -> T) -> T;
     /// `value` everywhere.
     unsafe fn splat(value: f32) -> Self;
+    /// Part `part` of sixteen values: `first` eight times, then `second`.
+    unsafe fn halves(first: f32, second: f32, part: usize) -> Self;
     /// The `WIDTH` values at `p`.
     unsafe fn load(p: *const f32) -> Self;
     /// The first `n` (at most `WIDTH`) values at `p`, then +0. No more than `n` are read.
@@ -66,6 +68,10 @@ impl Register for __m256 {
 
     instructions! {
         fn splat(value: f32) -> Self = _mm256_set1_ps(value);
+        fn halves(first: f32, second: f32, part: usize) -> Self = match part {
+            0 => _mm256_set1_ps(first),
+            _ => _mm256_set1_ps(second),
+        };
         fn load(p: *const f32) -> Self = _mm256_loadu_ps(p);
         fn load_first(p: *const f32, n: usize) -> Self = {
             let count = _mm256_set1_epi32(n.min(8) as i32);
@@ -107,6 +113,8 @@ impl Register for __m512 {
 
     instructions! {
         fn splat(value: f32) -> Self = _mm512_set1_ps(value);
+        fn halves(first: f32, second: f32, _part: usize) -> Self =
+            _mm512_mask_mov_ps(_mm512_set1_ps(first), 0xff00, _mm512_set1_ps(second));
         fn load(p: *const f32) -> Self = _mm512_loadu_ps(p);
         fn load_first(p: *const f32, n: usize) -> Self = _mm512_maskz_loadu_ps(((1u32 << n.min(16)) - 1) as u16, p);
         fn load_f16(p: *const u8) -> Self = _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()));

@@ -10,12 +10,13 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 const FORMATS: [Format; 3] = [Format::F32, Format::F16, Format::Bf16];
-const PACKED: [Format; 12] = [
+const PACKED: [Format; 13] = [
     Format::Int8Row,
     Format::Int4Row,
     Format::Int2Row,
     Format::Fp8Block,
     Format::Fp8BlockBf16,
+    Format::Mxfp4,
     Format::Int4Group(64),
     Format::Int4Group(128),
     Format::Int4Group(192),
@@ -140,6 +141,8 @@ impl Coded {
         });
         let values: Vec<f32> = random.values(count, false);
         let stored = |v: &f32| match width {
+            // Exponents around those of the values, and now and then the least.
+            1 => vec![(v.to_bits() >> 23) as u8 * u8::from(!v.to_bits().is_multiple_of(32))],
             2 => bf16::from_f32(*v).to_le_bytes().to_vec(),
             _ => v.to_le_bytes().to_vec(),
         };
@@ -175,6 +178,7 @@ impl Coded {
                 Format::Int8Row => f32::from(row[j] as i8),
                 Format::Int2Row => f32::from(row[j / 4] >> (2 * (j % 4)) & 3) - 2.0,
                 Format::Fp8Block | Format::Fp8BlockBf16 => e4m3(row[j]),
+                Format::Mxfp4 => e2m1(row[j / 2] >> (4 * (j % 2)) & 15),
                 _ => f32::from(row[j / 2] >> (4 * (j % 2)) & 15) - 8.0,
             }
         };
@@ -183,9 +187,11 @@ impl Coded {
             let at = match format {
                 Format::Int4Group(size) => r * per_row + j / size as usize,
                 Format::Fp8Block | Format::Fp8BlockBf16 => r / 128 * per_row + j / 128,
+                Format::Mxfp4 => r * per_row + j / 32,
                 _ => r,
             };
             match format.scale_width() {
+                1 => 2f64.powi(i32::from(w.scales()[at]) - 127) as f32,
                 2 => bf16::from_le_bytes(w.scales()[2 * at..][..2].try_into().unwrap()).to_f32(),
                 _ => f32::from_le_bytes(w.scales()[4 * at..][..4].try_into().unwrap()),
             }
@@ -226,6 +232,20 @@ fn e4m3(byte: u8) -> f32 {
         _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
     };
     if byte & 0x80 == 0 {
+        magnitude
+    } else {
+        -magnitude
+    }
+}
+
+/// The value of an FP4 nibble, by its definition.
+fn e2m1(nibble: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(nibble >> 1 & 3), f32::from(nibble & 1));
+    let magnitude = match exponent {
+        0 => mantissa / 2.0,
+        _ => (1.0 + mantissa / 2.0) * 2f32.powi(exponent - 1),
+    };
+    if nibble & 8 == 0 {
         magnitude
     } else {
         -magnitude
@@ -333,6 +353,7 @@ fn every_byte_is_decoded_exactly() {
                 let code = match format {
                     Format::Int8Row => f32::from(byte as i8),
                     Format::Fp8Block | Format::Fp8BlockBf16 => e4m3(byte),
+                    Format::Mxfp4 => e2m1(byte >> (4 * field) & 15),
                     Format::Int2Row => f32::from(byte >> (2 * field) & 3) - 2.0,
                     _ => f32::from(byte >> (4 * field) & 15) - 8.0,
                 };

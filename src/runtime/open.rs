@@ -79,7 +79,10 @@ impl Model {
         if options.drafts != Mode::Off {
             match (prediction(&shards, &config), options.drafts) {
                 (Ok(with), _) => config = with,
-                (Err(PredictionError::Absent { .. }), Mode::Auto) => {}
+                (
+                    Err(PredictionError::Family { .. } | PredictionError::Absent { .. }),
+                    Mode::Auto,
+                ) => {}
                 (Err(error), Mode::Auto) => tracing::warn!("no drafts: {error}"),
                 (Err(error), _) => return Err(OpenError::Drafts(error)),
             }

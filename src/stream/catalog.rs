@@ -6,13 +6,17 @@
 //! - *fused*: gates and ups of all experts in one tensor [experts, 2 * width, hidden], gate rows first, and downs in another
 //!   [experts, hidden, width]; an expert is a slice of each.
 //!
+//! In families with pairs of gate and up, the gate is both, and up has no rows. These are fused always; floats of them are stored by
+//! inputs, [experts, hidden, 2 * width] and [experts, width, hidden], and codes by outputs.
+//!
+//!
 //! Both become byte ranges of files, so that nothing after the catalog knows which one it was. A matrix of codes has a
 //! second range, that of its scales.
 
 use crate::arch::{Architecture, Names, TensorId};
 use crate::quant::Format;
 use crate::shards::Shards;
-use crate::weight::{Matrices, Stored, WeightError, scales_name};
+use crate::weight::{Matrices, Stored, WeightError, codes_name, is_stored, scales_name};
 
 pub use crate::arch::Projection;
 
@@ -118,6 +122,8 @@ struct Layer {
 pub struct Catalog {
     hidden: usize,
     intermediate: usize,
+    /// Whether rows of gate and up alternate.
+    pairs: bool,
     experts: usize,
     names: Names,
     /// By layer; `None` where the MLP is dense.
@@ -145,6 +151,7 @@ impl Catalog {
         let mut catalog = Catalog {
             hidden: arch.hidden_size,
             intermediate: arch.experts.width,
+            pairs: arch.experts.in_pairs(),
             experts: arch.experts.count,
             names: arch.names,
             layers: Vec::new(),
@@ -179,7 +186,7 @@ impl Catalog {
             .get(expert as usize)?;
         let locate = |projection: Projection| {
             let entry = entries[projection as usize];
-            let (rows, cols) = self.shape(projection);
+            let (rows, cols) = self.shape(projection, entry.format);
             Location {
                 file: entry.file as usize,
                 offset: entry.offset,
@@ -199,6 +206,15 @@ impl Catalog {
 
     /// The tensor that holds a matrix of an expert, for messages.
     pub fn tensor_name(&self, layer: usize, expert: u32, projection: Projection) -> String {
+        let name = self.matrix_name(layer, expert, projection);
+        match self.format(layer, expert, projection) {
+            Some(format) => codes_name(format, name),
+            None => name,
+        }
+    }
+
+    /// The name of the matrix, or of the stack that has it.
+    fn matrix_name(&self, layer: usize, expert: u32, projection: Projection) -> String {
         self.names.name(match self.layers.get(layer) {
             Some(Some(Layer { fused: true, .. })) => match projection {
                 Projection::Gate | Projection::Up => TensorId::FusedGateUp(layer),
@@ -208,16 +224,36 @@ impl Catalog {
         })
     }
 
+    fn format(&self, layer: usize, expert: u32, projection: Projection) -> Option<Format> {
+        let matrices = self.expert(layer, expert);
+        matrices.map(|m| m[projection as usize].format)
+    }
+
     /// The tensor that holds the scales of a matrix of an expert, for messages; the matrix itself where it has none.
     pub fn scales_name(&self, layer: usize, expert: u32, projection: Projection) -> String {
-        let name = self.tensor_name(layer, expert, projection);
-        let matrices = self.expert(layer, expert);
-        matrices
-            .and_then(|m| scales_name(m[projection as usize].format, &name))
+        let name = self.matrix_name(layer, expert, projection);
+        self.format(layer, expert, projection)
+            .and_then(|format| scales_name(format, &name))
             .unwrap_or(name)
     }
 
-    fn shape(&self, projection: Projection) -> (usize, usize) {
+    /// Rows and columns of a matrix of an expert as it is stored.
+    fn shape(&self, projection: Projection, format: Format) -> (usize, usize) {
+        if !self.pairs {
+            return self.single_shape(projection);
+        }
+        let (outputs, inputs) = match projection {
+            Projection::Gate => (2 * self.intermediate, self.hidden),
+            Projection::Up => return (0, self.hidden),
+            Projection::Down => (self.hidden, self.intermediate),
+        };
+        match format.is_floating() {
+            true => (inputs, outputs),
+            false => (outputs, inputs),
+        }
+    }
+
+    fn single_shape(&self, projection: Projection) -> (usize, usize) {
         match projection {
             Projection::Gate | Projection::Up => (self.intermediate, self.hidden),
             Projection::Down => (self.hidden, self.intermediate),
@@ -233,26 +269,34 @@ impl Catalog {
         // Any tensor of a layout tells that it is meant, so that a missing one is called by the right name.
         let names = [TensorId::FusedGateUp(layer), TensorId::FusedDown(layer)];
         let names = names.map(|id| self.names.name(id));
-        let Some(fused) = names.into_iter().find(|name| shards.find(name).is_some()) else {
-            return self.find_single(matrices, layer);
+        let fused = names.iter().find(|name| is_stored(shards, name));
+        let Some(fused) = fused.cloned() else {
+            return match self.pairs {
+                // The error names the first of them.
+                true => self.find_pairs(matrices, layer),
+                false => self.find_single(matrices, layer),
+            };
         };
         let single = TensorId::Expert(layer, 0, Projection::Gate);
         let single = self.names.name(single);
-        if shards.find(&single).is_some() {
+        if !self.pairs && shards.find(&single).is_some() {
             return Err(CatalogError::Twice {
                 layer,
                 fused,
                 single,
             });
         }
-        self.find_fused(matrices, layer)
+        match self.pairs {
+            true => self.find_pairs(matrices, layer),
+            false => self.find_fused(matrices, layer),
+        }
     }
 
     fn find_single(&self, matrices: &Matrices<'_>, layer: usize) -> Result<Layer, CatalogError> {
         let mut entries = Vec::new();
         for expert in 0..self.experts as u32 {
             let find = |projection| {
-                let (rows, cols) = self.shape(projection);
+                let (rows, cols) = self.single_shape(projection);
                 let name = self.names.name(TensorId::Expert(layer, expert, projection));
                 let stored = matrices.find(&name, &[rows, cols])?;
                 Ok::<_, CatalogError>(Entry::of(&stored, 0, cols))
@@ -279,6 +323,28 @@ impl Catalog {
                 Entry::of(&gate_up, gate + inter as u64, hidden),
                 Entry::of(&down, expert * hidden as u64, inter),
             ]
+        };
+        Ok(Layer {
+            fused: true,
+            entries: (0..experts as u64).map(locate).collect(),
+        })
+    }
+}
+
+impl Catalog {
+    fn find_pairs(&self, matrices: &Matrices<'_>, layer: usize) -> Result<Layer, CatalogError> {
+        let (experts, inter, hidden) = (self.experts, self.intermediate, self.hidden);
+        let name = self.names.name(TensorId::FusedGateUp(layer));
+        let gate_up = matrices.find_in_pairs(&name, [experts, 2 * inter, hidden])?;
+        let name = self.names.name(TensorId::FusedDown(layer));
+        let down = matrices.find_in_pairs(&name, [experts, hidden, inter])?;
+        let locate = |expert: u64| {
+            let of = |stored: &Stored<'_>, projection| {
+                let (rows, cols) = self.shape(projection, stored.format);
+                Entry::of(stored, expert * rows as u64, cols)
+            };
+            let both = of(&gate_up, Projection::Gate);
+            [both, both, of(&down, Projection::Down)]
         };
         Ok(Layer {
             fused: true,

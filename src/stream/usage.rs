@@ -38,8 +38,10 @@ impl Identity {
     pub fn of(shards: &Shards, arch: &Architecture) -> Identity {
         let mut layers: Vec<usize> = arch.sparse_layers().collect();
         let prediction = arch.num_hidden_layers();
-        let tensor = arch.part_name(prediction, Part::DraftInput);
-        let has_prediction = || shards.find(&tensor).is_some();
+        let has_prediction = || {
+            arch.names.has(Part::DraftInput)
+                && (shards.find(&arch.part_name(prediction, Part::DraftInput))).is_some()
+        };
         if arch.prediction.is_none() && has_prediction() {
             layers.push(prediction);
         }

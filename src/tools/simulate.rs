@@ -106,7 +106,10 @@ impl Compute {
 }
 
 fn is_router(part: Part) -> bool {
-    matches!(part, Part::Router | Part::RouterBias)
+    matches!(
+        part,
+        Part::Router | Part::RouterBias | Part::RouterLogitBias
+    )
 }
 
 fn is_shared(part: Part) -> bool {

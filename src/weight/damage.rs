@@ -246,13 +246,31 @@ pub fn is_suspicious(piece: &[u8], format: Option<Format>) -> bool {
 ///
 /// # Errors
 /// More zeros than [`Zeros::Few`] allows.
-pub fn check_sample(weights: &[u8], scales: &[u8]) -> Result<(), Damage> {
+pub fn check_sample(matrix: &Matrix<'_>) -> Result<(), Damage> {
+    sample(
+        matrix.bytes(),
+        matrix.scales(),
+        format_of_scales(matrix.format()),
+    )
+}
+
+/// How the scales of a matrix are checked: `None` for scales in F32, else as values of this format.
+pub(super) fn format_of_scales(format: Format) -> Option<Format> {
+    match format {
+        Format::Fp8BlockBf16 => Some(Format::Bf16),
+        // Exponents are looked at as codes: any run of zeros is damage.
+        Format::Mxfp4 => Some(Format::Int8Row),
+        _ => None,
+    }
+}
+
+fn sample(weights: &[u8], scales: &[u8], format: Option<Format>) -> Result<(), Damage> {
     // A scale of every page, and of every sixteenth: a run that is refused has one. More would cost a percent of a decode.
     let step = (scales.len() / 16).clamp(4, 4 * SCALES) & !3;
     let zero =
         |at: usize| (scales[at..].first_chunk()).is_some_and(|b| word(*b) & 0x7fff_ffff == 0);
     if (0..scales.len()).step_by(step).any(zero) {
-        check(scales, None, Zeros::Few)?;
+        check(scales, format, Zeros::Few)?;
     }
     let step = RUN.min(weights.len() / 8).max(BLOCK);
     let zero = |at: usize| is_zero(&weights[at..weights.len().min(at + BLOCK)]);
@@ -332,7 +350,7 @@ mod tests {
             let seen = [&bytes[..half], &bytes[half..]].map(|piece| is_suspicious(piece, None));
             assert!(found.is_none() || seen.contains(&true));
             if zeros == Zeros::Few {
-                assert_eq!(check_sample(&[1], bytes).err(), found);
+                assert_eq!(sample(&[1], bytes, None).err(), found);
             }
             found
         };
@@ -366,7 +384,7 @@ mod tests {
         });
         assert_eq!(check(bytes, None, Zeros::Few), damage);
         assert_eq!(check(bytes, None, Zeros::Rows), Ok(()));
-        assert_eq!(check_sample(&[1], bytes), damage);
+        assert_eq!(sample(&[1], bytes, None), damage);
     }
 
     #[test]
@@ -382,7 +400,7 @@ mod tests {
                 panic!("{start}");
             };
             assert!(at.abs_diff(start) <= BLOCK && bytes.abs_diff(80_000) <= 2 * BLOCK);
-            assert!(check_sample(&codes, &[]).is_err());
+            assert!(sample(&codes, &[], None).is_err());
             // The padding of a vocabulary may be zeros.
             assert_eq!(
                 check(&codes[..], int8, Zeros::Rows).is_ok(),
@@ -398,7 +416,7 @@ mod tests {
         }
         let whole = Err(Damage::Zeros { at: 0, bytes: 10 });
         assert_eq!(check(&[0; 10], int8, Zeros::Few), whole);
-        assert_eq!(check_sample(&[0; 10], &[]), whole);
+        assert_eq!(sample(&[0; 10], &[], None), whole);
         assert_eq!(check(&[0; 10], int8, Zeros::Any), Ok(()));
     }
 

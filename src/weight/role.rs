@@ -8,7 +8,7 @@ use crate::quant::Activations;
 pub enum Role {
     /// The embedding or the head: one row a token of the vocabulary.
     Embedding,
-    /// The router of a sparse layer, which selects: never rounded.
+    /// The router of a sparse layer, which selects, and biases of experts: never rounded.
     Router,
     /// Any other resident tensor.
     Dense,
@@ -18,7 +18,9 @@ pub enum Role {
 pub fn role(id: TensorId) -> Role {
     match id {
         TensorId::Embedding | TensorId::Head => Role::Embedding,
-        TensorId::Layer(_, Part::Router) => Role::Router,
+        TensorId::Layer(_, Part::Router | Part::ExpertGateUpBias | Part::ExpertDownBias) => {
+            Role::Router
+        }
         _ => Role::Dense,
     }
 }

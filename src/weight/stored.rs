@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
+use super::damage;
 use super::error::WeightError;
 use crate::arch::{Architecture, TensorId};
-use crate::quant::Format;
 use crate::quant::infer::{Refusal, Sizes, infer};
+use crate::quant::{Format, MXFP4_GROUP};
 use crate::shards::{Dtype, Shards, Tensor};
 
 /// Key of `__metadata__` that may confirm formats: JSON text, tensor name -> format name.
@@ -25,7 +26,7 @@ pub struct Stored<'a> {
 impl Stored<'_> {
     /// How the scales are checked: `None` for scales in F32, else as values of this format.
     pub(super) fn format_of_scales(&self) -> Option<Format> {
-        (self.format == Format::Fp8BlockBf16).then_some(Format::Bf16)
+        damage::format_of_scales(self.format)
     }
 }
 
@@ -42,13 +43,42 @@ pub fn scales_name(format: Format, name: &str) -> Option<String> {
     match format {
         Format::F32 | Format::F16 | Format::Bf16 => None,
         Format::Fp8Block | Format::Fp8BlockBf16 => Some(format!("{name}_scale_inv")),
+        Format::Mxfp4 => Some(format!("{name}{MXFP4_SCALES}")),
         _ => Some(format!("{name}.qs")),
     }
 }
 
+/// Ends of the names of the two tensors of an MXFP4 matrix.
+const MXFP4_BLOCKS: &str = "_blocks";
+const MXFP4_SCALES: &str = "_scales";
+
+/// Whether a matrix or a stack of them is stored, in one tensor or in several.
+pub fn is_stored(shards: &Shards, name: &str) -> bool {
+    find_codes(shards, name).is_some()
+}
+
+/// The tensor with the floats or codes of a matrix, which some formats name in a way of their own.
+fn find_codes<'a>(shards: &'a Shards, name: &str) -> Option<Tensor<'a>> {
+    let blocks = || shards.find(&format!("{name}{MXFP4_BLOCKS}"));
+    shards.find(name).or_else(blocks)
+}
+
+/// The name of the tensor with the floats or codes of the matrix `name`.
+pub fn codes_name(format: Format, name: String) -> String {
+    match format {
+        Format::Mxfp4 => name + MXFP4_BLOCKS,
+        _ => name,
+    }
+}
+
+/// The name of the matrix whose floats or codes `tensor` would hold.
+fn owner_of_codes(tensor: &str) -> &str {
+    tensor.strip_suffix(MXFP4_BLOCKS).unwrap_or(tensor)
+}
+
 /// The name of the tensor that `name` would hold the scales of.
 pub fn owner_of_scales(name: &str) -> Option<&str> {
-    [".qs", "_scale_inv"]
+    [".qs", "_scale_inv", MXFP4_SCALES]
         .iter()
         .find_map(|suffix| name.strip_suffix(suffix))
 }
@@ -56,7 +86,9 @@ pub fn owner_of_scales(name: &str) -> Option<&str> {
 /// The tensor of this name, or the one that it would hold the scales of.
 pub fn id_of(arch: &Architecture, name: &str) -> Option<TensorId> {
     let parse = |name| arch.names.parse(name);
-    parse(name).or_else(|| parse(owner_of_scales(name)?))
+    parse(name)
+        .or_else(|| parse(owner_of_scales(name)?))
+        .or_else(|| parse(owner_of_codes(name)))
 }
 
 impl<'a> Matrices<'a> {
@@ -84,9 +116,30 @@ impl<'a> Matrices<'a> {
     /// # Errors
     /// When it or its scales are missing, have another shape, or are of a type or size that no matrix product takes.
     pub fn find(&self, name: &str, shape: &[usize]) -> Result<Stored<'a>, WeightError> {
-        let tensor = self.shards.get(name)?;
-        let found = self.find_stored(tensor, shape);
+        let tensor = match find_codes(self.shards, name) {
+            Some(tensor) => tensor,
+            None => self.shards.get(name)?,
+        };
+        let found = match tensor.name == name {
+            true => self.find_stored(tensor, shape),
+            false => self.find_mxfp4(tensor, name, shape),
+        };
         found.map_err(|error| error.in_file(self.shards, tensor.file))
+    }
+
+    /// Finds the stack of matrices `name` of experts in pairs: codes [stack, rows, cols], or floats [stack, cols, rows].
+    ///
+    /// # Errors
+    /// As [`Matrices::find`].
+    pub fn find_in_pairs(
+        &self,
+        name: &str,
+        [stack, rows, cols]: [usize; 3],
+    ) -> Result<Stored<'a>, WeightError> {
+        match self.shards.find(name) {
+            Some(_) => self.find(name, &[stack, cols, rows]),
+            None => self.find(name, &[stack, rows, cols]),
+        }
     }
 
     fn find_stored(&self, tensor: Tensor<'a>, shape: &[usize]) -> Result<Stored<'a>, WeightError> {
@@ -150,6 +203,38 @@ impl<'a> Matrices<'a> {
             tensor,
             scales: Some(scales),
             format: infer(sizes, stamp).map_err(|refusal| refused(&tensor, refusal))?,
+        })
+    }
+
+    /// FP4 codes with an exponent for every 32: in the shape [..., rows, groups, 16] and [..., rows, groups].
+    fn find_mxfp4(
+        &self,
+        tensor: Tensor<'a>,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Stored<'a>, WeightError> {
+        if tensor.dtype != Dtype::U8 {
+            let (name, found) = (tensor.name.into(), tensor.dtype);
+            return Err(WeightError::Dtype { name, found });
+        }
+        let [stack @ .., cols] = shape else {
+            return Err(refused(&tensor, Refusal::Unsupported("mxfp4 vector")));
+        };
+        if !cols.is_multiple_of(MXFP4_GROUP) {
+            let what = "mxfp4 with a short last group";
+            return Err(refused(&tensor, Refusal::Unsupported(what)));
+        }
+        let groups = cols / MXFP4_GROUP;
+        check_shape(&tensor, &[stack, &[groups, MXFP4_GROUP / 2]].concat())?;
+        let scales = self.scales(&tensor, format!("{name}{MXFP4_SCALES}"))?;
+        if scales.dtype != Dtype::U8 {
+            return Err(scales_dtype(&scales));
+        }
+        check_shape(&scales, &[stack, &[groups]].concat())?;
+        Ok(Stored {
+            tensor,
+            scales: Some(scales),
+            format: Format::Mxfp4,
         })
     }
 

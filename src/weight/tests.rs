@@ -171,7 +171,9 @@ fn norms_biases_and_routers_that_are_no_numbers_are_refused() {
     (arch.experts.count, arch.hidden_size) = (2, 2);
     let norm = TensorId::Layer(0, Part::QueryNorm);
     let router = TensorId::Layer(0, Part::Router);
-    let Attention::Mla(mla) = &mut arch.attention;
+    let Attention::Mla(mla) = &mut arch.attention else {
+        unreachable!("an example of multi-head latent attention")
+    };
     mla.q_rank = Some(4);
     let one = |id, dtype, shape: Vec<usize>, bytes: Vec<u8>| {
         let dir = tempfile::tempdir().unwrap();

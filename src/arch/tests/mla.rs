@@ -51,7 +51,9 @@ fn with(text: &str, key: &str, value: Value) -> Result<Architecture, ConfigError
 }
 
 fn mla(arch: &Architecture) -> &Mla {
-    let Attention::Mla(mla) = &arch.attention;
+    let Attention::Mla(mla) = &arch.attention else {
+        panic!("not an architecture with MLA")
+    };
     mla
 }
 

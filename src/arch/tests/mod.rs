@@ -1,6 +1,12 @@
+mod accounted;
+mod glm4_moe;
+mod gpt_oss;
+mod minimax_m2;
 mod mla;
 mod names;
+mod olmoe;
 mod published;
+mod qwen3_moe;
 
 use std::path::Path;
 

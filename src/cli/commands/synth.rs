@@ -41,9 +41,9 @@ pub struct SynthArgs {
     /// Random seed: the same seed gives the same weights
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Model")]
     seed: u64,
-    /// Format of routed experts
-    #[arg(long, value_enum, default_value = "int4-g64", help_heading = "Model")]
-    experts_format: CodingArg,
+    /// Format of routed experts [default: int4-g64, and mxfp4 for gpt-oss]
+    #[arg(long, value_enum, help_heading = "Model")]
+    experts_format: Option<CodingArg>,
     /// Format of the large resident matrices
     #[arg(long, value_enum, default_value = "int4-g64", help_heading = "Model")]
     dense_format: CodingArg,
@@ -292,7 +292,7 @@ pub fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
     let synth = Synth::new(Spec {
         config: args.shape.config(&args.preset, args.mtp_layer)?,
         drafts: args.mtp_layer,
-        experts: args.experts_format.into(),
+        experts: args.experts_format.map(Coding::from),
         dense: args.dense_format.into(),
         sparse: args.sparse,
         seed: args.seed,

@@ -20,7 +20,7 @@ impl DraftScratch {
     /// Scratch for a model whose sparse attention keeps `top_k` positions; `None` when it is dense.
     pub fn new(weights: &Weights, top_k: Option<usize>) -> DraftScratch {
         let mtp = weights.mtp.as_ref();
-        let indexed = mtp.is_some_and(|mtp| mtp.layer.attention.indexer.is_some());
+        let indexed = mtp.is_some_and(|mtp| mtp.layer.attention.indexer().is_some());
         DraftScratch {
             selection: Selection::new(top_k.filter(|_| indexed)),
             input: Vec::new(),

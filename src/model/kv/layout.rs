@@ -8,7 +8,7 @@ pub const PAGE: usize = 64;
 /// Values that one layer keeps of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerWidths {
-    /// Of the compressed key-value and the rotated key.
+    /// Of the key-value: with MLA the compressed key-value and the rotated key, with GQA the keys and then the values of all heads.
     pub kv: usize,
     /// Of the indexer's key, in layers that have one.
     pub index_key: Option<usize>,
@@ -41,7 +41,7 @@ impl KvShape {
     }
 }
 
-/// Rows of one width in a page: [`PAGE`] of them, contiguous.
+/// Rows of one width in a page: [`PAGE`] of them, contiguous. A row of key-values may be several blocks, each in a separate list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct List {
     /// Values before the first row.
@@ -62,33 +62,40 @@ impl List {
 #[derive(Debug)]
 pub struct PageLayout {
     shape: KvShape,
-    /// In the order of [`KvShape::lists`].
+    /// In the order of their offsets.
     lists: Vec<List>,
-    /// By layer, the list of key-values and that of the indexer's keys.
-    layers: Vec<(List, Option<List>)>,
+    /// By list of [`KvShape::lists`], those of `lists` that hold its rows: one for each block.
+    rows: Vec<Range<usize>>,
+    /// By layer, the first of `lists` with key-values, and that with the indexer's keys.
+    layers: Vec<(usize, Option<usize>)>,
     /// Values of a page.
     values: usize,
 }
 
 impl PageLayout {
-    /// The layout of pages for `shape`.
-    pub fn new(shape: KvShape) -> PageLayout {
+    /// The layout of pages for `shape`. Rows of key-values are cut into `blocks` blocks of equal widths.
+    pub fn new(shape: KvShape, blocks: usize) -> PageLayout {
         let (mut values, mut lists) = (0, Vec::new());
         let mut list = |width: usize| {
-            let list = List {
+            lists.push(List {
                 offset: values,
                 width,
-            };
+            });
             values += PAGE * width;
-            lists.push(list);
-            list
+            lists.len() - 1
         };
-        let layers = (shape.0.iter())
-            .map(|layer| (list(layer.kv), layer.index_key.map(&mut list)))
-            .collect();
+        let (mut layers, mut rows) = (Vec::new(), Vec::new());
+        for layer in &shape.0 {
+            let kv: Vec<usize> = (0..blocks).map(|_| list(layer.kv / blocks)).collect();
+            let key = layer.index_key.map(&mut list);
+            rows.push(kv[0]..kv[0] + blocks);
+            rows.extend(key.map(|key| key..key + 1));
+            layers.push((kv[0], key));
+        }
         PageLayout {
             shape,
             lists,
+            rows,
             layers,
             values,
         }
@@ -104,19 +111,29 @@ impl PageLayout {
         self.values
     }
 
-    /// The key-values of a layer.
-    pub fn kv(&self, layer: usize) -> List {
-        self.layers[layer].0
+    /// Block `block` of the key-values of a layer.
+    pub fn kv(&self, layer: usize, block: usize) -> List {
+        self.lists[self.layers[layer].0 + block]
     }
 
     /// The indexer's keys of a layer.
     pub fn index_keys(&self, layer: usize) -> Option<List> {
-        self.layers[layer].1
+        self.layers[layer].1.map(|list| self.lists[list])
     }
 
-    /// All lists, in the order of [`KvShape::lists`].
+    /// All lists.
     pub fn lists(&self) -> &[List] {
         &self.lists
+    }
+
+    /// Number of lists of [`KvShape::lists`].
+    pub fn row_lists(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The lists with the blocks of a row of list `index` of [`KvShape::lists`]; `None` where there is no such list.
+    pub fn blocks(&self, index: usize) -> Option<&[List]> {
+        self.rows.get(index).map(|lists| &self.lists[lists.clone()])
     }
 
     /// Bytes of the pages of `tokens` tokens, of which each leaves `width` values.

@@ -267,7 +267,7 @@ mod tests {
             index_key: None,
             ahead: 0,
         };
-        PagePool::new(PageLayout::new(KvShape(vec![layer])), capacity)
+        PagePool::new(PageLayout::new(KvShape(vec![layer]), 1), capacity)
     }
 
     /// Publishes the whole pages of `ids` and the last one, returning them.

@@ -37,10 +37,10 @@ impl<'a> KvSpan<'a> {
         })
     }
 
-    /// The key-values of the sequence, by position.
-    pub fn kv(&self) -> Rows<'_> {
-        self.table
-            .rows(self.table.layout().kv(self.layer), self.origin)
+    /// Block `block` of the key-values of the sequence, by position.
+    pub fn kv(&self, block: usize) -> Rows<'_> {
+        let list = self.table.layout().kv(self.layer, block);
+        self.table.rows(list, self.origin)
     }
 
     /// The indexer's keys of the sequence, by position.
@@ -49,9 +49,9 @@ impl<'a> KvSpan<'a> {
         Some(self.table.rows(keys, self.origin))
     }
 
-    /// The key-value row of row `i` of the span, to be written; `None` if it exists already.
-    pub fn kv_mut(&mut self, i: usize) -> Option<&mut [f32]> {
-        let list = self.table.layout().kv(self.layer);
+    /// Block `block` of the key-value of row `i` of the span, to be written; `None` if it exists already.
+    pub fn kv_mut(&mut self, i: usize, block: usize) -> Option<&mut [f32]> {
+        let list = self.table.layout().kv(self.layer, block);
         let slot = self.origin + self.position + i;
         (!self.computed).then(|| self.table.row_mut(list, slot))
     }

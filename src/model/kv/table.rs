@@ -190,7 +190,7 @@ mod tests {
             ahead: 0,
         };
         let shape = KvShape(vec![layer(3, None), layer(3, Some(2))]);
-        PagePool::new(PageLayout::new(shape), capacity)
+        PagePool::new(PageLayout::new(shape, 1), capacity)
     }
 
     fn fill(table: &mut PageTable, pool: &PagePool, start: usize, end: usize, mark: f32) {
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn a_shared_page_is_copied_before_it_is_written() {
         let pool = pool(4);
-        let list = pool.layout().kv(1);
+        let list = pool.layout().kv(1, 0);
         let mut table = PageTable::new(pool.layout());
         fill(&mut table, &pool, 0, 100, 0.5);
         let mut other = PageTable::new(pool.layout());
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn a_table_may_begin_late() {
         let pool = pool(3);
-        let list = pool.layout().kv(0);
+        let list = pool.layout().kv(0, 0);
         let mut table = PageTable::new(pool.layout());
         fill(&mut table, &pool, 1000, 1030, 0.5);
         assert_eq!(pool.free(), 1);

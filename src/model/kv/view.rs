@@ -1,5 +1,7 @@
 //! Reads the rows of a sequence one by one, and fills them: what a KV file saves and restores.
 
+use std::sync::Arc;
+
 use super::layout::{KvShape, List};
 use super::table::PageTable;
 
@@ -9,8 +11,8 @@ pub trait KvSource {
     fn shape(&self) -> KvShape;
     /// How many rows of a list a text with the same beginning can use: 0 where the first ones are missing.
     fn known(&self, list: usize) -> usize;
-    /// Row `row` of a list.
-    fn row(&self, list: usize, row: usize) -> &[f32];
+    /// Copies row `row` of a list.
+    fn read(&self, list: usize, row: usize, to: &mut [f32]);
 }
 
 /// Takes rows that were saved: those of each list in order.
@@ -29,14 +31,17 @@ pub struct KvView<'a> {
 }
 
 impl KvView<'_> {
-    fn find(&self, list: usize) -> (&PageTable, List, usize) {
+    /// The table with a list, the lists of its blocks, and the slot of its first row.
+    fn find(&self, list: usize) -> (&PageTable, &[List], usize) {
         let (main, _) = self.main;
-        let lists = main.layout().lists();
-        match (lists.get(list), self.draft) {
-            (Some(list), _) => (main, *list, 0),
-            (None, Some((draft, _))) => (draft, draft.layout().lists()[list - lists.len()], 1),
-            (None, None) => panic!("there is no list {list}"),
+        if let Some(blocks) = main.layout().blocks(list) {
+            return (main, blocks, 0);
         }
+        let draft = self.draft.and_then(|(draft, _)| {
+            let blocks = draft.layout().blocks(list - main.layout().row_lists())?;
+            Some((draft, blocks, 1))
+        });
+        draft.unwrap_or_else(|| panic!("there is no list {list}"))
     }
 }
 
@@ -51,15 +56,20 @@ impl KvSource for KvView<'_> {
 
     fn known(&self, list: usize) -> usize {
         let (main, rows) = self.main;
-        match list < main.layout().lists().len() {
+        match list < main.layout().row_lists() {
             true => rows,
             false => self.draft.map_or(0, |(_, rows)| rows),
         }
     }
 
-    fn row(&self, list: usize, row: usize) -> &[f32] {
-        let (table, list, origin) = self.find(list);
-        table.rows(list, origin).row(row)
+    fn read(&self, list: usize, row: usize, mut to: &mut [f32]) {
+        let (table, blocks, origin) = self.find(list);
+        for block in blocks {
+            let values = table.rows(*block, origin).row(row);
+            let (first, rest) = to.split_at_mut(values.len());
+            first.copy_from_slice(values);
+            to = rest;
+        }
     }
 }
 
@@ -98,15 +108,17 @@ impl KvSink for KvWriter<'_> {
         if at >= self.tokens {
             return;
         }
-        let lists = self.main.layout().lists();
-        let (table, list, slot) = match (lists.get(index).copied(), &mut self.draft) {
-            (Some(list), _) => (&mut *self.main, list, at),
-            (None, Some(draft)) => {
-                let list = draft.layout().lists()[index - lists.len()];
-                (&mut **draft, list, at + 1)
-            }
-            (None, None) => return,
+        let mains = self.main.layout().row_lists();
+        let (table, index, slot) = match (index < mains, &mut self.draft) {
+            (true, _) => (&mut *self.main, index, at),
+            (false, Some(draft)) => (&mut **draft, index - mains, at + 1),
+            (false, None) => return,
         };
-        table.row_mut(list, slot).copy_from_slice(row);
+        let (layout, mut row) = (Arc::clone(table.layout()), row);
+        for block in layout.blocks(index).unwrap_or_default() {
+            let (first, rest) = row.split_at(block.width);
+            table.row_mut(*block, slot).copy_from_slice(first);
+            row = rest;
+        }
     }
 }

@@ -22,20 +22,23 @@ impl Code for Int4 {
     }
 }
 
-/// Byte `at` of the value of every nibble as f32, of which the lower two bytes are 0.
+/// The upper two bytes of the value of every nibble, of which the lower two are 0.
 #[cfg(target_arch = "x86_64")]
-const fn bytes_of_values(at: usize) -> [u8; 16] {
-    let mut bytes = [0; 16];
+pub(super) const fn upper_bytes(values: &[f32; 16]) -> [[u8; 16]; 2] {
+    let mut bytes = [[0; 16]; 2];
     let mut nibble = 0;
     while nibble < 16 {
-        bytes[nibble] = (nibble as f32 - 8.0).to_le_bytes()[at];
+        let [_, _, third, fourth] = values[nibble].to_le_bytes();
+        (bytes[0][nibble], bytes[1][nibble]) = (third, fourth);
         nibble += 1;
     }
     bytes
 }
 
 #[cfg(target_arch = "x86_64")]
-static UPPER_BYTES: [[u8; 16]; 2] = [bytes_of_values(2), bytes_of_values(3)];
+static UPPER_BYTES: [[u8; 16]; 2] = upper_bytes(&[
+    -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+]);
 
 impl Integer for Int4 {
     const OFFSET: i32 = 8;
@@ -55,7 +58,7 @@ impl Unpack<__m256> for Int4 {
             let mask = _mm256_set1_epi8(15);
             let low = _mm256_and_si256(bytes, mask);
             let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask);
-            [values8(low), values8(high)]
+            [values8(low, &UPPER_BYTES), values8(high, &UPPER_BYTES)]
         };
         fn codes(block: [[__m256i; 2]; 2], part: usize) -> [__m256; 4] = {
             let [low, high] = [block[0][part], block[1][part]];
@@ -70,16 +73,16 @@ impl Unpack<__m256> for Int4 {
     }
 }
 
-/// The upper two bytes of the values of thirty-two nibbles, one a byte.
+/// The upper two bytes of the values of thirty-two nibbles, one a byte, where `table` has those of every nibble.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn values8(nibbles: __m256i) -> [__m256i; 2] {
+pub(super) fn values8(nibbles: __m256i, table: &[[u8; 16]; 2]) -> [__m256i; 2] {
     // SAFETY: 16 bytes each.
     let (third, fourth) = unsafe {
         (
-            _mm_loadu_si128(UPPER_BYTES[0].as_ptr().cast()),
-            _mm_loadu_si128(UPPER_BYTES[1].as_ptr().cast()),
+            _mm_loadu_si128(table[0].as_ptr().cast()),
+            _mm_loadu_si128(table[1].as_ptr().cast()),
         )
     };
     let third = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(third), nibbles);
@@ -107,7 +110,7 @@ fn values() -> __m512 {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
-unsafe fn look_up(p: *const u8, table: __m512) -> [__m512; 4] {
+pub(super) unsafe fn look_up(p: *const u8, table: __m512) -> [__m512; 4] {
     // SAFETY: the caller's promise.
     let words = _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(p.cast()) });
     [

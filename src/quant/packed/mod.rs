@@ -1,4 +1,4 @@
-//! Multiplies the formats with scales: int8, int4, int2 and FP8, whose codes become f32 exactly.
+//! Multiplies the formats with scales: int8, int4, int2, FP8 and MXFP4, whose codes become f32 exactly.
 //!
 //! # Reduction order
 //!
@@ -6,7 +6,7 @@
 //! of a block have *positions* p = 16 k + i (k below 4, i below 16):
 //!
 //! - int8 and FP8: position p is column p;
-//! - int4 and int2: position 16 k + i is column 4 i + k, so that field k of sixteen words meets sixteen neighbouring
+//! - int4, int2 and MXFP4: position 16 k + i is column 4 i + k, so that field k of sixteen words meets sixteen neighbouring
 //!   activations, once these have been brought into the same order.
 //!
 //! Lane 16 (k % 2) + i takes the positions that belong to it, k ascending, block by block, as the float formats do
@@ -17,6 +17,7 @@
 //!
 //! The sums over rows take `y = fma(a * s, code, y)` for every weight, `a * s` rounded, rows ascending.
 
+mod fp4;
 mod fp8;
 mod int2;
 mod int4;
@@ -32,10 +33,11 @@ use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use super::Matrix;
-use super::format::FP8_BLOCK;
+use super::format::{FP8_BLOCK, MXFP4_GROUP};
 use super::kernel::{Isa, Kernel, Level};
 use crate::quant::Format;
 
+pub use fp4::Fp4;
 pub use fp8::Fp8;
 pub use int2::Int2;
 pub use int4::Int4;
@@ -86,6 +88,8 @@ pub const GROUP: u8 = 1;
 pub const FINE: u8 = 2;
 /// As [`GROUP`], with BF16 scales.
 pub const GROUP_BF16: u8 = 3;
+/// One scale for each half of a block: a power of two, stored as its exponent.
+pub const HALF: u8 = 4;
 
 /// Whether a group is of whole blocks.
 const fn is_grouped(scales: u8) -> bool {
@@ -107,7 +111,7 @@ pub fn kernel<C: Packed, const S: u8>(isa: Isa) -> &'static dyn Kernel {
 #[derive(Clone, Copy)]
 struct Row<'a> {
     codes: &'a [u8],
-    /// f32, or BF16 with [`GROUP_BF16`]; little-endian, no alignment needed.
+    /// f32, BF16 with [`GROUP_BF16`], or E8M0 with [`HALF`]; little-endian, no alignment needed.
     scales: &'a [u8],
     /// Columns that share a scale.
     group: usize,
@@ -116,12 +120,23 @@ struct Row<'a> {
 impl Row<'_> {
     #[inline(always)]
     fn scale<const S: u8>(&self, i: usize) -> f32 {
+        if S == HALF {
+            return e8m0(self.scales[i]);
+        }
         if S == GROUP_BF16 {
             let bytes = &self.scales[2 * i..2 * i + 2];
             return half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
         }
         let bytes = &self.scales[4 * i..4 * i + 4];
         f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    }
+
+    /// The scales of both halves of a block. Beyond the row's end it is that of the first half.
+    #[inline(always)]
+    fn half_scales(&self, block: usize) -> [f32; 2] {
+        let first = 2 * block;
+        let second = (first + 1).min(self.scales.len() - 1);
+        [self.scale::<HALF>(first), self.scale::<HALF>(second)]
     }
 
     /// The scale of every position of a block. Columns beyond the row's end take the last one.
@@ -142,6 +157,13 @@ impl Row<'_> {
         padded[..len].copy_from_slice(&tail[..len]);
         padded
     }
+}
+
+/// 2^(exponent - 127); infinite for 255, which is no number.
+#[inline(always)]
+pub fn e8m0(exponent: u8) -> f32 {
+    // 2^-127 is subnormal.
+    f32::from_bits((u32::from(exponent) << 23).max(1 << 22))
 }
 
 /// Counts through the blocks of a row: which group, and so which scale, a block has.
@@ -211,6 +233,7 @@ impl<'a> Rows<'a> {
             group: match matrix.format() {
                 Format::Int4Group(size) => size.max(1) as usize,
                 Format::Fp8Block | Format::Fp8BlockBf16 => FP8_BLOCK,
+                Format::Mxfp4 => MXFP4_GROUP,
                 _ => matrix.cols(),
             },
         }

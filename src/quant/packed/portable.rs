@@ -1,6 +1,6 @@
 //! Multiplies packed codes without SIMD intrinsics: the definition that the other loops are tested against.
 
-use super::{BLOCK, Code, FINE, Groups, PackedLoops, QUARTER, ROW, Row, column, is_grouped};
+use super::{BLOCK, Code, FINE, Groups, HALF, PackedLoops, QUARTER, ROW, Row, column, is_grouped};
 use crate::quant::LANES;
 use crate::quant::kernel::sum_lanes;
 
@@ -63,6 +63,10 @@ fn block_scales<C: Code, const S: u8>(
 ) -> [f32; BLOCK] {
     match S {
         FINE => row.fine_scales::<C>(block),
+        HALF => {
+            let scales = row.half_scales(block);
+            std::array::from_fn(|p| scales[column::<C>(p) / (BLOCK / 2)])
+        }
         _ if is_grouped(S) => [row.scale::<S>(groups.next()); BLOCK],
         _ => [row.scale::<S>(0); BLOCK],
     }

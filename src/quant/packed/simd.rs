@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{AXPY_ROWS, BLOCK, Code, FINE, Groups, PackedLoops, QUARTER, Row, is_grouped};
+use super::{AXPY_ROWS, BLOCK, Code, FINE, Groups, HALF, PackedLoops, QUARTER, Row, is_grouped};
 use crate::quant::LANES;
 use crate::quant::register::{AHEAD, Lanes, Register, add_lanes, prefetch};
 
@@ -186,6 +186,9 @@ unsafe fn step<C: Unpack<V>, V: Register, const S: u8, const R: usize, const N: 
                     None if is_grouped(S) => {
                         C::weights(codes, part, V::splat(rows[r].scale::<S>(group)))
                     }
+                    None if S == HALF => {
+                        C::weights(codes, part, half_scales(&rows[r], block, part))
+                    }
                     None => C::codes(codes, part),
                 };
                 for k in 0..4 {
@@ -198,6 +201,18 @@ unsafe fn step<C: Unpack<V>, V: Register, const S: u8, const R: usize, const N: 
             }
         }
     }
+}
+
+/// The scales of the positions of a part, the same for every k: columns of interleaved codes are in the first half of a block where i is
+/// below 8.
+///
+/// # Safety
+/// The CPU has the instructions of `V`.
+#[inline(always)]
+unsafe fn half_scales<V: Register>(row: &Row<'_>, block: usize, part: usize) -> V {
+    let [first, second] = row.half_scales(block);
+    // SAFETY: the caller's promise.
+    unsafe { V::halves(first, second, part) }
 }
 
 /// y[p] += sum over r of a[r] * rows[r][p], r ascending, for 1 or [`AXPY_ROWS`] rows.
@@ -251,6 +266,9 @@ unsafe fn axpy_rows<C: Unpack<V>, V: Register, const S: u8, const R: usize>(
                         for k in 0..4 {
                             factors[k] = V::mul(factors[k], V::load(scales[place(k)..].as_ptr()));
                         }
+                    } else if S == HALF {
+                        let scales = half_scales(&rows[r], block, part);
+                        factors = [V::mul(V::splat(a[r]), scales); 4];
                     } else {
                         factors = [V::splat(a[r] * rows[r].scale::<S>(group)); 4];
                     }

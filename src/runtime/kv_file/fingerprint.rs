@@ -2,7 +2,10 @@
 
 use crc32fast::Hasher;
 
-use crate::arch::{Architecture, Attention, Groups, Mla, Rope, Router, Scoring, Yarn};
+use crate::arch::{
+    Architecture, Attention, ExpertKind, Experts, Gqa, Groups, Mla, QkNorm, Rope, RopeLayout,
+    Router, Scoring, Yarn,
+};
 use crate::model::{LoadOptions, Weights};
 use crate::quant::Activations;
 use crate::quant::encode::Packing;
@@ -207,7 +210,7 @@ fn hyperparameters(arch: &Architecture) -> u32 {
         max_position_embeddings: _,
         tie_word_embeddings,
         eos_token_ids: _,
-        attention: Attention::Mla(mla),
+        attention,
         rope,
         indexer,
         mlp,
@@ -217,46 +220,111 @@ fn hyperparameters(arch: &Architecture) -> u32 {
         prediction: _,
         names: _,
     } = arch;
-    let Mla {
-        heads,
-        q_rank,
-        kv_rank,
-        nope,
-        rope: rope_dims,
-        value,
-        bias,
-        scale: attention_scale,
-        norm_eps,
-    } = mla;
+    let Rope {
+        theta,
+        dims,
+        layout,
+        scaling,
+    } = rope;
     let Router {
         top_k,
-        scoring: Scoring::Sigmoid,
+        scoring,
+        bias: selection_bias,
+        logit_bias,
         groups,
         normalise,
         scale,
     } = router;
-    let Rope {
-        theta,
-        dims: _,
-        scaling,
-    } = rope;
+    let Experts { count, width, kind } = experts;
     let index = indexer.as_ref();
     let mut crc = Hasher::new();
+    let (heads, widths, bias, attention_scale, norm_eps) = match attention {
+        Attention::Mla(mla) => {
+            let Mla {
+                heads,
+                q_rank,
+                kv_rank,
+                nope,
+                rope,
+                value,
+                bias,
+                scale,
+                norm_eps,
+            } = mla;
+            let widths = [q_rank.unwrap_or(0), *kv_rank, *rope, *nope, *value];
+            (heads, widths, bias, scale, norm_eps)
+        }
+        Attention::Gqa(gqa) => {
+            let Gqa {
+                heads,
+                kv_heads,
+                width,
+                norm,
+                bias,
+                output_bias,
+                sinks,
+                windows,
+                scale,
+                norm_eps,
+            } = gqa;
+            let norm = match norm {
+                QkNorm::None => 0,
+                QkNorm::Head => 1,
+                QkNorm::Flat => 2,
+            };
+            crc.update(&[norm, u8::from(*output_bias), u8::from(*sinks)]);
+            for window in windows {
+                crc.update(&(window.unwrap_or(0) as u64).to_le_bytes());
+            }
+            (
+                heads,
+                [*kv_heads, *width, *dims, 0, 0],
+                bias,
+                scale,
+                norm_eps,
+            )
+        }
+    };
+    // What the first family has is left out: its files stay valid.
+    if (*scoring, *selection_bias, *layout) != (Scoring::Sigmoid, true, RopeLayout::Interleaved) {
+        let scoring = match scoring {
+            Scoring::Sigmoid => 0,
+            Scoring::Softmax => 1,
+            Scoring::Chosen => 2,
+        };
+        let layout = match layout {
+            RopeLayout::Interleaved => 0,
+            RopeLayout::HalfSplit => 1,
+        };
+        crc.update(&[
+            scoring,
+            u8::from(*selection_bias),
+            u8::from(*logit_bias),
+            layout,
+        ]);
+    }
+    match kind {
+        ExpertKind::Silu => {}
+        ExpertKind::ClampedPairs { alpha, limit } => {
+            crc.update(&alpha.to_le_bytes());
+            crc.update(&limit.to_le_bytes());
+        }
+    }
     for number in [
         *vocab_size,
         *hidden_size,
         *intermediate_size,
-        experts.width,
+        *width,
         mlp.len(),
         *heads,
-        shared_width / experts.width,
-        experts.count,
+        shared_width / width,
+        *count,
         *top_k,
-        q_rank.unwrap_or(0),
-        *kv_rank,
-        *rope_dims,
-        *nope,
-        *value,
+        widths[0],
+        widths[1],
+        widths[2],
+        widths[3],
+        widths[4],
         index.map_or(0, |index| index.top_k),
         index.map_or(0, |index| index.width),
         index.map_or(0, |index| index.heads),

@@ -53,8 +53,8 @@ impl KvSource for Cache {
         if late { 0 } else { self.lists[list].len() }
     }
 
-    fn row(&self, list: usize, row: usize) -> &[f32] {
-        &self.lists[list][row]
+    fn read(&self, list: usize, row: usize, to: &mut [f32]) {
+        to.copy_from_slice(&self.lists[list][row]);
     }
 }
 

@@ -53,7 +53,7 @@ impl Records<'_> {
     ) -> io::Result<()> {
         let width = self.state.width(list);
         let in_one = ((MAX_PAYLOAD - ROWS_HEAD) / (4 * width)).max(1);
-        let mut payload = Vec::new();
+        let (mut payload, mut row) = (Vec::new(), vec![0.0; width]);
         for start in (first..end).step_by(in_one) {
             let count = in_one.min(end - start);
             payload.clear();
@@ -63,9 +63,9 @@ impl Records<'_> {
             payload.resize(ROWS_HEAD + 4 * width * count, 0);
             let values = payload[ROWS_HEAD..].as_chunks_mut::<4>().0;
             for (i, to) in values.chunks_mut(width).enumerate() {
-                let row = cache.row(list, start + i).iter();
+                cache.read(list, start + i, &mut row);
                 to.iter_mut()
-                    .zip(row)
+                    .zip(&row)
                     .for_each(|(to, x)| *to = x.to_le_bytes());
             }
             self.push(Kind::Rows, &payload)?;

@@ -106,7 +106,7 @@ impl ExpertSlabs {
                 continue;
             }
             let matrix = self.matrix(slab, projection, locations, Activations::Exact);
-            check_sample(matrix.bytes(), matrix.scales())
+            check_sample(&matrix)
                 .map_err(|damage| self.files.damaged(self.key(slab), projection, damage))?;
             self.checked[slab.0 as usize] |= bit;
         }

@@ -38,6 +38,14 @@ pub enum ConvertError {
     /// A file of the output.
     #[error(transparent)]
     Write(#[from] WriteError),
+    /// Experts that are stored together, and in 4 bits already.
+    #[error(
+        "the experts of {model_type} are published in 4 bits (mxfp4) and run as they are; --dense-bits rounds the rest when it is loaded"
+    )]
+    InPairs {
+        /// The family.
+        model_type: &'static str,
+    },
     /// What would be written could not be read back as what it is.
     #[error(
         "tensor {name} has {cols} columns, of which {packing} cannot be read back \

@@ -195,6 +195,10 @@ pub fn plan(
     recipe: &Recipe,
     shard_size: u64,
 ) -> Result<(Vec<Shard>, Notes), ConvertError> {
+    if arch.experts.in_pairs() {
+        let model_type = arch.model_type;
+        return Err(ConvertError::InPairs { model_type });
+    }
     let mut planner = Planner {
         shards,
         arch,
@@ -454,6 +458,7 @@ fn dtype(format: Format) -> Dtype {
         Format::Bf16 => Dtype::Bf16,
         Format::Fp8Block | Format::Fp8BlockBf16 => Dtype::F8E4M3,
         Format::Int8Row | Format::Int4Row | Format::Int4Group(_) | Format::Int2Row => Dtype::U8,
+        Format::Mxfp4 => Dtype::U8,
     }
 }
 

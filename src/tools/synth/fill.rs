@@ -32,6 +32,11 @@ impl Source {
             Content::Nibbles => words(out, |i| without_zero_nibbles(random(i))),
             Content::Bytes => words(out, |i| without_lowest_bytes(random(i))),
             Content::Fields => words(out, |i| without_zero_fields(random(i))),
+            Content::Exponents { centre } => words(out, |i| {
+                // The centre or one less.
+                let centres = u64::from_le_bytes([centre; 8]);
+                centres - (random(i) & 0x0101_0101_0101_0101)
+            }),
             Content::Bf16 { bound } => words(out, |i| {
                 let bits = random(i);
                 let value = |k: u32| {

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-use crate::arch::{Architecture, ConfigError, Prediction};
+use crate::arch::{Architecture, ConfigError, Part, Prediction};
 use crate::pool::Pool;
 use crate::shards::{
     Metadata, SYNTHETIC, ShardWriter, WriteError, free_space, shard_bytes, write_whole,
@@ -31,8 +31,8 @@ pub struct Spec {
     pub config: Value,
     /// Whether there is a layer for drafts.
     pub drafts: bool,
-    /// How routed experts are stored.
-    pub experts: Coding,
+    /// How routed experts are stored; `None` for the format that the family is published in, or int4-g64.
+    pub experts: Option<Coding>,
     /// How the large resident matrices are stored.
     pub dense: Coding,
     /// Whether experts and large resident matrices are holes, which read as zeros and take no room.
@@ -65,6 +65,12 @@ pub enum SynthError {
     /// Sizes that cannot be counted.
     #[error("tensor {0} is too large")]
     TooLarge(String),
+    /// A layer that no model of the family has.
+    #[error("models of type {0} have no layer for multi-token prediction")]
+    Drafts(&'static str),
+    /// Experts in another format than the family's only one.
+    #[error("experts of type {0} are written as mxfp4: leave out --experts-format")]
+    ExpertsFormat(&'static str),
     /// A matrix whose format could not be told from its sizes.
     #[error(
         "tensor {name} would have {cols} columns, and as {format} could not be told from another format; take wider ones, or bf16"
@@ -137,6 +143,12 @@ impl Synth {
     pub fn new(spec: Spec) -> Result<Synth, SynthError> {
         let path = Path::new("config.json");
         let mut arch = Architecture::from_json(path, &spec.config, None)?;
+        if spec.drafts && !arch.names.has(Part::DraftInput) {
+            return Err(SynthError::Drafts(arch.model_type));
+        }
+        if spec.experts.is_some() && arch.experts.in_pairs() {
+            return Err(SynthError::ExpertsFormat(arch.model_type));
+        }
         // The public container has the layer for drafts without an indexer.
         arch.prediction = (spec.drafts).then_some(Prediction { indexer: false });
         let items = tensors::tensors(&arch, &spec)?;

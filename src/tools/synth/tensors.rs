@@ -2,8 +2,8 @@
 
 use super::{Spec, SynthError};
 use crate::arch::{Architecture, MlpKind, Part, Projection, Shape, TensorId};
-use crate::quant::Format;
 use crate::quant::infer::{Sizes, infer};
+use crate::quant::{Format, MXFP4_GROUP};
 use crate::shards::{Dtype, Planned};
 
 /// How a matrix is stored.
@@ -46,6 +46,8 @@ pub(super) enum Content {
     Fields,
     /// bfloat16 within `bound` of 0.
     Bf16 { bound: f32 },
+    /// Bytes around `centre`: exponents.
+    Exponents { centre: u8 },
     /// f32 within `bound` of `centre`.
     F32 { centre: f32, bound: f32 },
 }
@@ -70,7 +72,7 @@ pub(super) fn tensors(arch: &Architecture, spec: &Spec) -> Result<Vec<Item>, Syn
     };
     list.tensor(TensorId::Embedding, Coding::Int8)?;
     for layer in 0..arch.num_hidden_layers() {
-        list.layer(layer, [spec.dense, spec.experts])?;
+        list.layer(layer, [spec.dense, spec.experts.unwrap_or(Coding::Int4G64)])?;
     }
     list.tensor(TensorId::Norm, Coding::Int8)?;
     list.tensor(TensorId::Head, Coding::Int8)?;
@@ -97,6 +99,10 @@ impl List<'_> {
         if self.arch.mlp_of(layer) == MlpKind::Dense {
             return Ok(());
         }
+        if self.arch.experts.in_pairs() {
+            self.mxfp4(TensorId::FusedGateUp(layer))?;
+            return self.mxfp4(TensorId::FusedDown(layer));
+        }
         for expert in 0..self.arch.experts.count as u32 {
             self.group += 1;
             for projection in Projection::ALL {
@@ -111,6 +117,15 @@ impl List<'_> {
     fn tensor(&mut self, id: TensorId, coding: Coding) -> Result<(), SynthError> {
         let name = self.arch.name(id);
         match (id, self.arch.shape(id)) {
+            (
+                TensorId::Layer(_, Part::ExpertGateUpBias | Part::ExpertDownBias),
+                Some(Shape::Matrix(experts, width)),
+            ) => self.push(
+                &name,
+                Dtype::Bf16,
+                &[experts, width],
+                Content::Bf16 { bound: 0.1 },
+            ),
             (TensorId::Layer(_, Part::Router), Some(Shape::Matrix(experts, hidden))) => {
                 let bound = uniform_bound(hidden);
                 let content = Content::F32 { centre: 0.0, bound };
@@ -119,7 +134,10 @@ impl List<'_> {
             (_, Some(Shape::Vector(len))) => {
                 let (centre, bound) = match id.part() {
                     Some(Part::RouterBias) => (0.0, 0.02),
-                    Some(Part::IndexNormBias) => (0.0, 0.1),
+                    Some(Part::IndexNormBias | Part::RouterLogitBias | Part::Sinks) => (0.0, 0.1),
+                    Some(Part::QueryBias | Part::KeyBias | Part::ValueBias | Part::OutputBias) => {
+                        (0.0, 0.1)
+                    }
                     // A norm.
                     _ => (1.0, 0.1),
                 };
@@ -133,6 +151,33 @@ impl List<'_> {
             }
             (_, Some(Shape::Stack(..)) | None) => unreachable!("{id:?} is not listed"),
         }
+    }
+
+    /// All matrices of a kind of a layer's experts, as MXFP4.
+    fn mxfp4(&mut self, id: TensorId) -> Result<(), SynthError> {
+        // The standard deviation of FP4 values whose codes are uniform.
+        const DEVIATION: f32 = 2.92;
+        let name = self.arch.name(id);
+        let Some(Shape::Stack(experts, rows, cols)) = self.arch.shape(id) else {
+            unreachable!("{id:?} is a stack")
+        };
+        if !cols.is_multiple_of(MXFP4_GROUP) {
+            let (name, format) = (name.clone(), Format::Mxfp4.name());
+            return Err(SynthError::Unreadable { name, cols, format });
+        }
+        let groups = cols / MXFP4_GROUP;
+        let exponent = -(DEVIATION * (cols as f32).sqrt()).log2();
+        let (codes, scales) = match self.sparse {
+            true => (Content::Hole, Content::Hole),
+            false => {
+                let centre = (127.0 + exponent.round()).clamp(1.0, 253.0) as u8;
+                (Content::Nibbles, Content::Exponents { centre })
+            }
+        };
+        let blocks = [experts, rows, groups, MXFP4_GROUP / 2];
+        self.push(&format!("{name}_blocks"), Dtype::U8, &blocks, codes)?;
+        let of_groups = [experts, rows, groups];
+        self.push(&format!("{name}_scales"), Dtype::U8, &of_groups, scales)
     }
 
     /// A matrix whose values have the variance 1 / `fan_in`, and its scales if it has any. `real` ones are never holes.

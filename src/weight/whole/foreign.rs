@@ -6,7 +6,7 @@ use crate::shards::{Dtype, Finding, Kind, Severity, Shards};
 use crate::weight::stored::owner_of_scales;
 
 /// Names of tensors of other formats, after the name of the matrix without ".weight".
-const MARKS: [(&str, &str); 15] = [
+const MARKS: [(&str, &str); 14] = [
     (".weight_global_scale", "NVFP4 of compressed-tensors"),
     (".weight_packed", "packed integers of compressed-tensors"),
     (".weight_scale_2", "NVFP4 of ModelOpt"),
@@ -26,7 +26,6 @@ const MARKS: [(&str, &str); 15] = [
     (".W_q", "HQQ"),
     (".weight._data", "quanto"),
     (".weight_blocks", "MXFP4"),
-    ("_blocks", "MXFP4"),
     (".g_idx", "GPTQ"),
 ];
 

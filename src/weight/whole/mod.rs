@@ -9,7 +9,7 @@ mod unused;
 use std::collections::{HashMap, HashSet};
 
 use super::error::WeightError;
-use super::stored::{Matrices, floats};
+use super::stored::{Matrices, floats, is_stored};
 use crate::arch::{Architecture, IndexerKind, Part, Prediction, Projection, Shape, TensorId};
 use crate::shards::{Finding, Findings, Kind, Severity, ShardError, Shards, Tensor};
 
@@ -33,8 +33,8 @@ pub fn has_indexer(layer: usize, exists: impl Fn(TensorId) -> bool) -> bool {
 pub fn with_prediction(shards: &Shards, arch: &Architecture) -> Option<Architecture> {
     let layer = arch.num_hidden_layers();
     let exists = |id| shards.find(&arch.name(id)).is_some();
-    let mut parts = Part::DRAFT.iter();
-    if !parts.any(|part| exists(TensorId::Layer(layer, *part))) {
+    let mut parts = (Part::DRAFT.into_iter()).filter(|part| arch.names.has(*part));
+    if !parts.any(|part| exists(TensorId::Layer(layer, part))) {
         return None;
     }
     let indexer = arch.indexer.is_some() && has_indexer(layer, exists);
@@ -163,10 +163,11 @@ impl Check<'_> {
     /// The experts of a layer, in the layout that any tensor of it tells.
     fn experts(&mut self, layer: usize) {
         let fused = [TensorId::FusedGateUp(layer), TensorId::FusedDown(layer)];
-        let exists = |id: &TensorId| self.shards.find(&self.arch.name(*id)).is_some();
+        let pairs = self.arch.experts.in_pairs();
+        let exists = |id: &TensorId| is_stored(self.shards, &self.arch.name(*id));
         let single = TensorId::Expert(layer, 0, Projection::Gate);
         match fused.iter().find(|id| exists(id)) {
-            Some(id) if exists(&single) => {
+            Some(id) if !pairs && exists(&single) => {
                 let tensor = self.arch.name(*id);
                 let problem = format!(
                     "layer {layer} has its experts twice, as {tensor} and one by one ({})",
@@ -182,6 +183,7 @@ impl Check<'_> {
                 });
             }
             Some(_) => fused.into_iter().for_each(|id| self.tensor(id)),
+            None if pairs => fused.into_iter().for_each(|id| self.tensor(id)),
             None => {
                 let foreign = fused.into_iter().find_map(|id| {
                     foreign::format(self.shards, &self.arch.name(id), self.arch.shape(id)?)
@@ -208,6 +210,9 @@ impl Check<'_> {
             Shape::Vector(len) => (self.shards.get(&name).map_err(WeightError::from))
                 .and_then(|tensor| floats(&tensor, &[len]).map(|_| None)),
             Shape::Matrix(rows, cols) => self.scales(&name, &[rows, cols]),
+            Shape::Stack(stack, rows, cols) if self.arch.experts.in_pairs() => (self.matrices)
+                .find_in_pairs(&name, [stack, rows, cols])
+                .map(|stored| stored.scales),
             Shape::Stack(stack, rows, cols) => self.scales(&name, &[stack, rows, cols]),
         };
         match found {

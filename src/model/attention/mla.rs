@@ -5,7 +5,8 @@
 //! (absorbed), and the output is `W_v (sum of p c)`. Prefill, decode and verification all use this one form,
 //! one token and group of heads at a time: no number depends on how tokens were grouped.
 
-use crate::arch::{self, Part, TensorId};
+use crate::arch::{Mla, Part, TensorId};
+use crate::model::attention::{INLINE_BYTES, TILES, group_of};
 use crate::model::indexer::{Indexer, IndexerScratch, Selection};
 use crate::model::kv::{KvSpan, PAGE, Rows, span_of};
 use crate::model::linear::Linear;
@@ -18,18 +19,9 @@ use crate::pool::Pool;
 use crate::quant::Matrix;
 use crate::weight::{Loader, Weight, WeightError};
 
-/// Heads of a tile at most: each block of the cache is read once for all of them.
-pub(super) const MAX_GROUP: usize = 8;
-
-/// Attention that reads fewer bytes (of the cache and of `kv_b`, from L2 mostly) runs on the calling thread: a helper that has gone to
-/// sleep since the last product would come too late.
-const INLINE_BYTES: usize = 4 << 20;
-/// Tiles of a token that threads can share, at least.
-const TILES: usize = 4;
-
 /// The attention of one layer.
 #[derive(Debug)]
-pub struct Attention {
+pub struct MlaAttention {
     queries: Queries,
     kv_a: Linear,
     kv_a_norm: Vec<f32>,
@@ -61,7 +53,7 @@ enum Queries {
 }
 
 impl Queries {
-    fn load(loader: &mut Loader, layer: usize, mla: &arch::Mla) -> Result<Queries, WeightError> {
+    fn load(loader: &mut Loader, layer: usize, mla: &Mla) -> Result<Queries, WeightError> {
         let id = |part| TensorId::Layer(layer, part);
         if mla.q_rank.is_none() {
             return Ok(Queries::Whole(loader.matrix(id(Part::Query))?));
@@ -107,7 +99,7 @@ impl Queries {
 
 /// Scratch of the tokens, and of the tiles that run at the same time.
 #[derive(Debug)]
-pub struct AttentionScratch {
+pub struct MlaScratch {
     low: Vec<f32>,
     q_resid: Vec<f32>,
     kv: Vec<f32>,
@@ -117,10 +109,10 @@ pub struct AttentionScratch {
     tiles: ScratchPool<Tile>,
 }
 
-impl AttentionScratch {
+impl MlaScratch {
     /// Empty scratch.
-    pub fn new() -> AttentionScratch {
-        AttentionScratch {
+    pub fn new() -> MlaScratch {
+        MlaScratch {
             low: Vec::new(),
             q_resid: Vec::new(),
             kv: Vec::new(),
@@ -147,14 +139,14 @@ struct Tile {
     context: Vec<f32>,
 }
 
-impl Attention {
+impl MlaAttention {
     /// Loads the attention of a layer and, if `with_indexer`, its indexer.
     pub fn load(
         loader: &mut Loader,
+        mla: &Mla,
         layer: usize,
         with_indexer: bool,
-    ) -> Result<Attention, WeightError> {
-        let arch::Attention::Mla(mla) = &loader.arch().attention;
+    ) -> Result<MlaAttention, WeightError> {
         let id = |part| TensorId::Layer(layer, part);
         let queries = Queries::load(loader, layer, mla)?;
         let mut linear =
@@ -163,7 +155,7 @@ impl Attention {
         let o = linear(Part::Output, Part::OutputBias)?;
         let indexer = with_indexer.then(|| Indexer::load(loader, layer));
         let indexer = indexer.transpose()?;
-        Ok(Attention {
+        Ok(MlaAttention {
             queries,
             kv_a,
             kv_a_norm: loader.vector(id(Part::KvNorm))?,
@@ -189,7 +181,7 @@ impl Attention {
         tokens: Tokens,
         spans: &mut [KvSpan],
         selection: &mut Selection,
-        scratch: &mut AttentionScratch,
+        scratch: &mut MlaScratch,
         out: &mut [f32],
     ) {
         let (pool, n) = (pass.pool, tokens.n);
@@ -240,7 +232,7 @@ impl Attention {
                     None => Attended::First(position + 1),
                 },
             };
-            tiles.with(|tile| self.attend(pool, heads, span.kv(), tile, out));
+            tiles.with(|tile| self.attend(pool, heads, span.kv(0), tile, out));
         };
         let width = group * self.value;
         if inline {
@@ -261,7 +253,7 @@ impl Attention {
             for i in 0..span.rows {
                 let at = span.row + i;
                 let raw = &raw[at * width..][..width];
-                let Some(row) = span.kv_mut(i) else { break };
+                let Some(row) = span.kv_mut(i, 0) else { break };
                 let (c, k_rope) = row.split_at_mut(self.rank);
                 ops::rms_norm(&raw[..self.rank], &self.kv_a_norm, self.norm_eps, c);
                 k_rope.copy_from_slice(&raw[self.rank..]);
@@ -373,13 +365,4 @@ impl Attended<'_> {
             }
         }
     }
-}
-
-/// The largest divisor of `heads` that is at most [`MAX_GROUP`] and leaves about `tiles` tiles.
-fn group_of(heads: usize, tiles: usize) -> usize {
-    let most = MAX_GROUP.min(heads.div_ceil(tiles));
-    (1..=most)
-        .rev()
-        .find(|g| heads.is_multiple_of(*g))
-        .unwrap_or(1)
 }
