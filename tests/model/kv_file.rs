@@ -83,6 +83,8 @@ fn settings() -> Vec<(&'static str, LoadOptions)> {
             o.dense = Some(Packing::Int4Group(64))
         }),
         ("container-mixed", exact),
+        ("qwen3-f16-dense-bias", exact),
+        ("qwen3-int4", exact),
     ]
 }
 

@@ -21,12 +21,13 @@ use crate::rng::Rng;
 /// Cases of each model.
 const CASES: usize = 40;
 
-/// The models: dense and sparse attention, packed and float experts, with a prediction layer and without.
-const MODELS: [(&str, bool); 8] = [
+/// The models: MLA with dense and sparse attention, GQA, packed and float experts, with a prediction layer and without.
+const MODELS: [(&str, bool); 9] = [
     ("f32-smallest", false),
     ("f32-no-indexer", false),
     ("f16-long", false),
     ("int4-grouped", false),
+    ("qwen3-f16-dense-bias", false),
     ("mtp-agrees", true),
     ("mixed-mtp", true),
     ("mtp-share", true),

@@ -99,7 +99,11 @@ fn sequences_that_decode_together_read_the_union_of_their_experts_once() {
 
 #[test]
 fn equal_prompts_compute_their_common_beginning_once() {
-    for (name, drafting) in [("f16-long", false), ("mtp-agrees", true)] {
+    for (name, drafting) in [
+        ("f16-long", false),
+        ("qwen3-bf16", false),
+        ("mtp-agrees", true),
+    ] {
         let world = World::new(name, drafting);
         let vocab = world.fixture.config.vocab_size;
         let mut prompt: Vec<u32> = (0..150).map(|i| (i * i % 83 % vocab) as u32).collect();
@@ -287,7 +291,11 @@ fn drafts_survive_sharing_and_swapping() {
 
 #[test]
 fn pages_are_what_the_plan_says() {
-    for (name, drafting) in [("f16-long", false), ("mtp-container", true)] {
+    for (name, drafting) in [
+        ("f16-long", false),
+        ("qwen3-bf16", false),
+        ("mtp-container", true),
+    ] {
         let world = World::new(name, drafting);
         let (pool, options) = (Pool::new(2), RunnerOptions::default());
         let store = world.fixture.store();

@@ -29,6 +29,11 @@ def logit_choice(router, args, logits: torch.Tensor) -> list[tuple[torch.Tensor,
     return [(logits, router.top_k)]
 
 
+def biased_choice(router, args, logits: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    """Sigmoid scores with a selection bias that the router is given."""
+    return [(logits.sigmoid() + args[1], router.top_k)]
+
+
 @dataclass(frozen=True)
 class Family:
     """One family.
@@ -37,6 +42,7 @@ class Family:
     choice: what a router chooses among, as (values [tokens, candidates], how many); `args` are those of its forward, `logits` its first output.
     experts: names of gate, up and down below `experts.N.` in published checkpoints.
     unwrap: what takes the published name's prefix off for the library, as (regular expression: replacement).
+    converts: whether `convert` takes its experts.
     rename: (regular expression, replacement) pairs that make a published name of the library's (experts are single by then).
     """
 
@@ -46,6 +52,7 @@ class Family:
     experts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     rename: list = field(default_factory=list)
     unwrap: dict | None = None
+    converts: bool = True
 
     def published(self, name: str) -> str:
         """The name in a published checkpoint."""
@@ -82,6 +89,49 @@ MLA = SIZES | {
     "v_head_dim": 13,
 }
 
+# Grouped-query attention with the keys of Qwen3.
+GQA = SIZES | {
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 14,
+    "num_experts": 9,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+}
+
+GLM4 = GQA | {
+    "num_experts": None,
+    "head_dim": 20,
+    "n_routed_experts": 9,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.7,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "use_qk_norm": False,
+    "partial_rotary_factor": 0.5,
+}
+
+# Heads follow from hidden_size, and all layers are sparse.
+OLMOE = GQA | {"num_experts": 9, "hidden_size": 54, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None, "moe_intermediate_size": None, "intermediate_size": 27}
+
+MINIMAX = GQA | {"num_experts": None, "num_local_experts": 9, "moe_intermediate_size": None, "intermediate_size": 27, "norm_topk_prob": None, "rotary_dim": 6}
+
+# Multiples of 32, as groups of MXFP4 are. The limit is one that values reach.
+GPT_OSS = GQA | {
+    "num_experts": None,
+    "num_local_experts": 7,
+    "moe_intermediate_size": None,
+    "norm_topk_prob": None,
+    "hidden_size": 96,
+    "intermediate_size": 64,
+    "sliding_window": 5,
+    "swiglu_limit": 1.5,
+    "rope_theta": 150000,
+    "rope_parameters": None,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 64, "rope_type": "yarn", "truncate": False},
+}
+
 INDEXER = {"index_n_heads": 32, "index_head_dim": 14, "index_topk": 2048}
 
 REST = {
@@ -99,7 +149,7 @@ def base(model_type: str, architecture: str, *parts: dict) -> dict:
     out = {"architectures": [architecture], "model_type": model_type}
     for part in parts:
         out |= part
-    return out
+    return {key: value for key, value in out.items() if value is not None}
 
 
 KIMI = base("kimi_k2", "DeepseekV3ForCausalLM", MLA, REST)
@@ -115,6 +165,14 @@ FAMILIES = {
         library="deepseek_v3", rename=[(r"^(?=model\.|lm_head)", "language_model.")], unwrap={r"^language_model\.": ""},
     ),
     "glm4_moe_lite": Family(base("glm4_moe_lite", "Glm4MoeLiteForCausalLM", MLA, REST)),
+    "glm4_moe": Family(base("glm4_moe", "Glm4MoeForCausalLM", GLM4, REST)),
+    "gpt_oss": Family(base("gpt_oss", "GptOssForCausalLM", REST, GPT_OSS, {"attention_bias": True}), choice=logit_choice, converts=False),
+    "minimax_m2": Family(
+        base("minimax_m2", "MiniMaxM2ForCausalLM", MINIMAX, REST), choice=biased_choice, experts=("w1", "w3", "w2"),
+        rename=[(r"\.mlp\.", ".block_sparse_moe.")],
+    ),
+    "olmoe": Family(base("olmoe", "OlmoeForCausalLM", OLMOE, REST), choice=logit_choice),
+    "qwen3_moe": Family(base("qwen3_moe", "Qwen3MoeForCausalLM", GQA, REST), choice=logit_choice),
 }
 
 

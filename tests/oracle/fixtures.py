@@ -184,6 +184,77 @@ FIXTURES = [
         packed=[(r"embed_tokens|lm_head|norm|mlp\.gate\.|eh_proj|weights_proj", None), (r"proj|wq_b|wk", "fp8")],
         prompt=18,
     ),
+    # Grouped-query attention: three query heads a key head, sparse from layer 0, older rope keys.
+    Spec(
+        "qwen3-bf16",
+        config("qwen3_moe", num_hidden_layers=4, rope_parameters=None, rope_theta=1000000.0, rope_scaling=None, mlp_only_layers=[],
+               decoder_sparse_step=1, sliding_window=None, use_sliding_window=False, max_window_layers=4),
+        shards=2, scatter=True, prompt=21,
+    ),
+    # Biases, one head of keys, dense layers by both keys, unnormalised weights, fused and tied, a prompt of several pages.
+    Spec(
+        "qwen3-f16-dense-bias",
+        config("qwen3_moe", num_hidden_layers=5, mlp_only_layers=[3], decoder_sparse_step=2, attention_bias=True, norm_topk_prob=False,
+               num_attention_heads=5, num_key_value_heads=1, head_dim=18, tie_word_embeddings=True, num_experts=7, eos_token_id=[1, 3],
+               rms_norm_eps=0.02),
+        dtype="f16", layout="fused", prompt=150, new=16, score=0,
+    ),
+    # Packed experts and attention; as many heads of keys as of queries, whose width follows from hidden_size.
+    Spec(
+        "qwen3-int4",
+        config("qwen3_moe", hidden_size=72, num_attention_heads=4, num_key_value_heads=4, head_dim=None, num_experts=6, moe_intermediate_size=34),
+        dtype="f32", packed=[(r"mlp\.gate\.|norm", None), (r"embed_tokens|lm_head", "int8"), (r"proj", "int4-g64")], prompt=16,
+    ),
+    # Half of each head rotated by default, biases, no norms of queries; unfused, several shards.
+    Spec(
+        "glm4-bf16",
+        config("glm4_moe", num_hidden_layers=4, attention_bias=True, partial_rotary_factor=None, rope_parameters=None, rope_theta=1000000,
+               num_nextn_predict_layers=1),
+        shards=2, prompt=20,
+    ),
+    # Norms of queries, twelve query heads a key head, two shared experts, fused; a layer for drafts.
+    Spec(
+        "glm4-mtp",
+        config("glm4_moe", num_hidden_layers=3, use_qk_norm=True, num_attention_heads=12, num_key_value_heads=1, head_dim=12, n_shared_experts=2,
+               norm_topk_prob=False, n_routed_experts=6, num_nextn_predict_layers=1,
+               rope_parameters={"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.34}),
+        dtype="f16", layout="fused", mtp=True, prompt=70,
+    ),
+    # A norm over all heads, unnormalised weights; as many heads of keys as of queries.
+    Spec("olmoe-bf16", config("olmoe", norm_topk_prob=False, clip_qkv=None, eos_token_id=[1, 4]), shards=2, scatter=True, prompt=19),
+    # The same with shared heads of keys, biases and normalised weights, fused.
+    Spec(
+        "olmoe-f32-fused",
+        config("olmoe", hidden_size=60, num_attention_heads=6, num_key_value_heads=2, attention_bias=True, num_experts=7),
+        dtype="f32", layout="fused", prompt=75, new=12,
+    ),
+    # Experts named w1, w2 and w3, a part of each head rotated by the older key, a norm over all heads.
+    Spec("minimax-bf16", config("minimax_m2", num_hidden_layers=4), shards=2, scatter=True, prompt=22),
+    # As published: FP8 with blocks that heads cut.
+    Spec(
+        "minimax-fp8",
+        config("minimax_m2", hidden_size=133, num_attention_heads=6, num_key_value_heads=3, head_dim=20, rotary_dim=None, num_hidden_layers=2,
+               num_local_experts=6, vocab_size=97,
+               rope_parameters={"rope_theta": 5000000, "rope_type": "default", "partial_rotary_factor": 0.5}),
+        packed=[(r"embed_tokens|lm_head|norm|block_sparse_moe\.gate\.", None), (r"proj|w[123]\.weight", "fp8")],
+        prompt=18,
+    ),
+    # As published: MXFP4 experts in pairs of gate and up, biases, sinks, windows in every other layer, YaRN.
+    Spec(
+        "gpt-oss-mxfp4",
+        config("gpt_oss", num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2,
+               quantization_config={"quant_method": "mxfp4"}),
+        layout="fused", packed=[(r"experts\.(gate_up|down)_proj$", "mxfp4")], shards=2, prompt=90, new=16, score=0,
+    ),
+    # Fine-tuned models are in BF16, with matrices by inputs.
+    Spec("gpt-oss-bf16", config("gpt_oss", num_hidden_layers=2, swiglu_alpha=1.3, sliding_window=9), layout="fused", prompt=30),
+    # Windows by default, one head of keys, a short last block of codes, other biases.
+    Spec(
+        "gpt-oss-window",
+        config("gpt_oss", num_hidden_layers=3, hidden_size=64, intermediate_size=32, num_attention_heads=5, num_key_value_heads=1, head_dim=18,
+               num_local_experts=4, num_experts_per_tok=1, sliding_window=70, tie_word_embeddings=True),
+        layout="fused", packed=[(r"experts\.(gate_up|down)_proj$", "mxfp4")], prompt=140, new=12, score=0,
+    ),
     # A chat template and a tokenizer for many scripts; the answer ends at a token that generation_config.json alone names.
     Spec(
         "chat",

@@ -203,7 +203,7 @@ def main() -> None:
                 continue
             if not args.converted:
                 make(spec, args.out / spec.name)
-            if (not spec.packed or spec.name == "fp8-block") and spec.prompt != "chat":
+            if spec.family.converts and (not spec.packed or spec.name == "fp8-block") and spec.prompt != "chat":
                 converted.write(spec, args.out / spec.name, record, at)
 
 

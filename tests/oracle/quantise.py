@@ -10,7 +10,7 @@ FP8_BLOCK = 128
 
 
 def names(format: str) -> tuple[str, int | None]:
-    """A format name as (kind, group size): int8, int4, int4-g64 (any number), int2, fp8."""
+    """A format name as (kind, group size): int8, int4, int4-g64 (any number), int2, fp8, mxfp4."""
     kind, _, group = format.partition("-g")
     return kind, int(group) if group else None
 
@@ -60,6 +60,25 @@ def fp8(weights: torch.Tensor):
     return codes, scales, codes.float() * spread
 
 
+FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def mxfp4(weights: torch.Tensor):
+    """(blocks, scales, values) of experts [experts, inputs, outputs], as the library has them: they are stored by outputs, in groups of 32 inputs
+    with the exponent of a power of two, the first code of a byte lowest."""
+    experts, inputs, outputs = weights.shape
+    groups = weights.transpose(1, 2).reshape(experts, outputs, inputs // 32, 32)
+    largest = groups.abs().amax(-1)
+    # The largest code has the exponent 2.
+    exponents = torch.where(largest > 0, largest.log2().floor() - 2, 0.0)
+    scaled = groups / exponents.exp2()[..., None]
+    nearest = (scaled.abs()[..., None] - FP4).abs().argmin(-1)
+    values = FP4[nearest] * scaled.sign() * exponents.exp2()[..., None]
+    nibbles = nearest + 8 * (scaled < 0)
+    blocks = (nibbles[..., 0::2] | nibbles[..., 1::2] << 4).to(torch.uint8)
+    return blocks, (exponents + 127).to(torch.uint8), values.reshape(experts, outputs, inputs).transpose(1, 2).contiguous()
+
+
 def readable(cols: int, group: int) -> bool:
     """Whether a reader finds this group size: the power of two that gives as many groups, else the exact quotient."""
     count = -(-cols // group)
@@ -73,6 +92,9 @@ def quantise(name: str, weights: torch.Tensor, format: str) -> tuple[dict, torch
     if kind == "fp8":
         codes, scales, values = fp8(weights)
         return {name: codes, f"{name}_scale_inv": scales}, values
+    if kind == "mxfp4":
+        blocks, scales, values = mxfp4(weights)
+        return {f"{name}_blocks": blocks, f"{name}_scales": scales}, values
     if group and not readable(weights.shape[1], group):
         raise ValueError(f"{name}: no reader finds groups of {group} in {weights.shape[1]} columns")
     bits = {"int8": 8, "int4": 4, "int2": 2}[kind]

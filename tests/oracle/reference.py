@@ -99,7 +99,9 @@ def watch(model, margins: Margins):
 
 def library_config(spec) -> dict:
     """The keys of the fixture's language model with the model type of the library's class."""
-    return spec.text | {"model_type": spec.family.library or spec.config["model_type"]}
+    config = spec.text | {"model_type": spec.family.library or spec.config["model_type"]}
+    config.pop("quantization_config", None)  # the library gets values
+    return config
 
 
 def blank(spec):

@@ -16,7 +16,7 @@ def gain(name: str) -> float:
     are tiny before their norm, so that its epsilon shows.
     """
     for part, value in [
-        ("indexer.wk.", 0.003), ("lm_head", 3.0), ("mlp.gate.weight", 1.5), ("weights_proj", 2.0), ("q_b_proj", 2.0),
+        ("indexer.wk.", 0.003), ("lm_head", 3.0), ("mlp.gate.weight", 1.5), ("mlp.router.weight", 1.5), ("weights_proj", 2.0), ("q_b_proj", 2.0),
         ("kv_b_proj", 1.5), ("experts", 1.6), ("mlp.", 1.3), ("o_proj", 1.5),
     ]:
         if part in name:
@@ -29,7 +29,7 @@ def draw(name: str, shape: torch.Size, generator: torch.Generator, tied: bool) -
     noise = torch.randn(shape, generator=generator)
     if name.endswith("e_score_correction_bias"):
         return 0.15 * noise
-    if name.endswith(".bias"):
+    if name.endswith("bias"):
         return 0.3 * noise
     if len(shape) == 1:
         return 1.0 + 0.25 * noise
@@ -53,7 +53,7 @@ def formats(tensors: dict[str, torch.Tensor], spec) -> dict[str, str]:
     out = {}
     for name, tensor in tensors.items():
         found = next((format for pattern, format in spec.packed if re.search(pattern, name)), None)
-        if found and tensor.dim() == 2:
+        if found and (tensor.dim() == 2 or found == "mxfp4"):
             out[name] = found
     return out
 
