@@ -11,6 +11,7 @@ use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 mod args;
 mod commands;
 mod interrupt;
+mod notify;
 mod output;
 
 use args::command_line;

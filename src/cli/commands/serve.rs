@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use crate::cli::args::model::{DraftArgs, ModelArgs};
 use crate::cli::args::template::end_of_message;
 use crate::cli::commands::load;
+use crate::cli::notify::{READY, STOPPING, notify};
 
 /// Serve a model over HTTP with the OpenAI API
 #[derive(Debug, Args)]
@@ -216,6 +217,7 @@ fn announce(address: SocketAddr, key: bool) {
     // A closed stderr is no reason to end.
     let mut stderr = io::stderr();
     let _ = writeln!(stderr, "listening on http://{address}");
+    notify(READY);
     if !key && !address.ip().is_loopback() {
         tracing::warn!(
             "without --api-key-file, clients that use another name than localhost get status 403"
@@ -232,6 +234,7 @@ fn watch_signals(app: &'static App, end: watch::Sender<bool>) -> anyhow::Result<
             for (n, _) in signals.forever().enumerate() {
                 if n == 0 {
                     tracing::info!("no more requests are taken; those that run are finished");
+                    notify(STOPPING);
                     app.drain();
                     // Fails when the server has ended.
                     let _ = end.send(true);
