@@ -199,6 +199,13 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// Bytes of its longest token, at least.
+    pub fn longest(&self) -> usize {
+        let tokens = self.inner.get_vocab(true);
+        // A byte-level token is spelled with at least one byte for each of its bytes.
+        tokens.keys().map(String::len).max().unwrap_or(0)
+    }
+
     /// The added tokens, like `<|user|>`, which are matched before all others, and whether each is special. Special tokens are left out of
     /// decoded text. The order is arbitrary.
     pub fn added_tokens(&self) -> impl Iterator<Item = (String, bool)> {

@@ -16,7 +16,10 @@ pub struct Server {
 impl Server {
     pub fn start(flags: &[&str]) -> Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_colibri-uring"));
-        command.args(["serve", "--port", "0", "--no-usage", "--threads", "2"]);
+        command.args(["serve", "--no-usage", "--threads", "2"]);
+        if !flags.contains(&"--port") {
+            command.args(["--port", "0"]);
+        }
         Server::run(command.args(flags))
     }
 

@@ -139,7 +139,7 @@ async fn answer(
         stop: body.stop_sequences.take().map(OneOrMore::More),
         ..Fields::default()
     };
-    let stops = stops.stops()?;
+    let stops = (stops.stops()).map_err(|error| error.renamed("stop", "stop_sequences"))?;
     let max_tokens = fields.max_tokens();
     let max_tokens = max_tokens.ok_or_else(|| ApiError::field("max_tokens", "it is missing"))?;
     let prepared = prepared(served, body).await?;

@@ -13,6 +13,7 @@ use super::fields::{self, Fields, OneOrMore};
 use super::output::{Head, Logprobs, finish_reason};
 use super::prepare::compile;
 use super::stream::{Choice, Job, Tracked, collect, stream};
+use super::text;
 use super::{Served, Shared};
 use crate::runtime::grammar::{Constraint, Grammar};
 use crate::serve::request::{Drawn, Finish, Request};
@@ -80,13 +81,11 @@ async fn answer(
         Prompt::Ids(ids) => vec![ids],
         Prompt::IdLists(lists) => lists,
         Prompt::Text(texts) => {
-            let tokenizer = served.tokenizer("prompt")?;
             let texts = match texts {
                 OneOrMore::One(text) => vec![text],
                 OneOrMore::More(texts) => texts,
             };
-            let encoded = texts.iter().map(|text| tokenizer.encode(text));
-            encoded.collect::<Result<_, _>>()?
+            text::encode(served, "prompt", texts).await?
         }
     };
     if prompts.is_empty() {

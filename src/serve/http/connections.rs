@@ -19,7 +19,9 @@ const HEAD: Duration = Duration::from_secs(30);
 /// Time between two pieces of a request's body.
 const BODY: Duration = Duration::from_secs(30);
 /// Time until a client that does not take its answer loses its connection.
-const UNREAD: Duration = Duration::from_secs(60);
+const UNREAD: Duration = Duration::from_secs(30);
+/// Bytes of a head at most, and of what is read at once.
+const BUFFER: usize = 64 << 10;
 
 /// Serves `router` on `listener` until `end` becomes true, and then waits until the running requests are answered.
 pub async fn serve(listener: TcpListener, router: Router, mut end: watch::Receiver<bool>) {
@@ -27,7 +29,9 @@ pub async fn serve(listener: TcpListener, router: Router, mut end: watch::Receiv
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let graceful = GracefulShutdown::new();
     let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD);
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(BUFFER);
     loop {
         let accepted = tokio::select! {
             _ = end.wait_for(|end| *end) => break,

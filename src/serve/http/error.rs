@@ -58,6 +58,16 @@ impl ApiError {
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "the path has other methods")
     }
 
+    /// The same error, of a field that has another name in another API.
+    pub(super) fn renamed(self, from: &str, to: &str) -> ApiError {
+        if self.field.as_deref() != Some(from) {
+            return self;
+        }
+        let problem = self.message.strip_prefix(from);
+        let problem = problem.and_then(|rest| rest.strip_prefix(": "));
+        ApiError::field(to, problem.unwrap_or(&self.message))
+    }
+
     pub(super) fn unauthorized(message: &str) -> ApiError {
         ApiError::new(StatusCode::UNAUTHORIZED, message)
     }
@@ -69,6 +79,19 @@ impl ApiError {
     pub(super) fn too_large(limit: usize) -> ApiError {
         let message = format!("the body has more than {} MiB", limit >> 20);
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    }
+
+    pub(super) fn too_many_values() -> ApiError {
+        let message = "the body has too many values";
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    }
+
+    /// 429: there is no memory for the request now.
+    pub(super) fn busy(message: &str) -> ApiError {
+        ApiError::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            format!("{message}; try again later"),
+        )
     }
 
     pub(super) fn timeout() -> ApiError {
@@ -137,6 +160,16 @@ impl From<ServeError> for ApiError {
         }
         // The drive may come back, and other requests may not need what failed.
         ApiError::unavailable(&error.to_string())
+    }
+}
+
+impl ApiError {
+    /// A text of a field that the tokenizer does not take.
+    pub(super) fn of_text(field: &str, error: TokenizerError) -> ApiError {
+        match error {
+            TokenizerError::EmptyPrompt => ApiError::field(field, error),
+            error => error.into(),
+        }
     }
 }
 

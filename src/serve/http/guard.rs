@@ -24,18 +24,23 @@ impl Access {
     }
 
     fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let Some(key) = &self.key else {
             // A page of another site may reach a server on this machine, but has its own name in these.
-            let host = headers
-                .get(header::HOST)
-                .map(|_| text(header::HOST.as_str()));
-            let origin = headers
-                .get(header::ORIGIN)
-                .map(|_| text(header::ORIGIN.as_str()));
-            let origin = origin.map(|origin| origin.and_then(|o| Some(o.split_once("://")?.1)));
-            for (name, found) in [("Host", host), ("Origin", origin)] {
-                if found.is_some_and(|found| !found.is_some_and(is_loopback)) {
+            let host = is_loopback;
+            let origin = |value: &str| {
+                value
+                    .split_once("://")
+                    .is_some_and(|(_, host)| is_loopback(host))
+            };
+            let all = |name, is_own: fn(&str) -> bool| {
+                let mut values = headers.get_all(name).iter();
+                values.all(|value| value.to_str().is_ok_and(is_own))
+            };
+            for (name, are_own) in [
+                ("Host", all(header::HOST, host)),
+                ("Origin", all(header::ORIGIN, origin)),
+            ] {
+                if !are_own {
                     return Err(ApiError::forbidden(format!(
                         "{name}: without --api-key-file, only localhost is served"
                     )));
@@ -43,6 +48,7 @@ impl Access {
             }
             return Ok(());
         };
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let bearer = text("authorization").and_then(|value| {
             let (scheme, key) = value.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
@@ -64,12 +70,14 @@ impl Access {
 
 /// Whether an authority names this machine, with any port.
 fn is_loopback(authority: &str) -> bool {
-    let name = match authority.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => authority
-            .rsplit_once(':')
-            .map_or(authority, |(name, _)| name),
+    let name = match authority.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => authority,
     };
+    let name = (name
+        .strip_prefix('[')
+        .and_then(|name| name.strip_suffix(']')))
+    .unwrap_or(name);
     name.eq_ignore_ascii_case("localhost")
         || name
             .parse::<std::net::IpAddr>()
@@ -116,6 +124,8 @@ mod tests {
             "[::2]",
             "",
             "127.0.0.1.nip.io",
+            "localhost:80@example.org",
+            "[::1]example.org",
         ] {
             assert!(!allowed(&access, &[("host", name)]), "{name}");
             let origin = format!("https://{name}");

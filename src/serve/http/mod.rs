@@ -5,6 +5,7 @@
 mod answer;
 mod anthropic;
 mod blocks;
+mod body;
 mod chat;
 mod completions;
 mod connections;
@@ -18,6 +19,7 @@ mod prepare;
 mod said;
 mod served;
 mod stream;
+mod text;
 mod tools;
 mod turn;
 
@@ -32,13 +34,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::json;
 
+use body::BODY;
 pub use connections::serve;
 pub use error::ApiError;
 pub use guard::Access;
 pub use served::{Parts, Served};
-
-/// Bytes of a request's body at most.
-const BODY: usize = 16 << 20;
 
 /// What all connections share.
 #[derive(Debug)]
@@ -47,6 +47,7 @@ pub struct App {
     served: OnceLock<Served>,
     draining: AtomicBool,
     metrics: metrics::Requests,
+    bodies: body::Bodies,
 }
 
 type Shared = State<&'static App>;
@@ -59,6 +60,7 @@ impl App {
             served: OnceLock::new(),
             draining: AtomicBool::new(false),
             metrics: metrics::Requests::default(),
+            bodies: body::Bodies::default(),
         }
     }
 
@@ -114,6 +116,7 @@ pub fn router(app: &'static App) -> Router {
         .route("/metrics", get(metrics::handle))
         .fallback(|| async { ApiError::not_found("there is no such path") })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
+        .layer(middleware::from_fn_with_state(app, body::bound))
         .layer(middleware::from_fn_with_state(app, guard::check))
         .layer(DefaultBodyLimit::max(BODY))
         .with_state(app)

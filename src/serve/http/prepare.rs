@@ -65,6 +65,9 @@ pub fn prepare(served: &Served, wanted: Wanted) -> Result<Prepared, ApiError> {
         single,
         ..
     } = tools;
+    let bytes = messages.iter().map(|message| message.content.len()).sum();
+    served.texts.check("messages", bytes)?;
+    let _permit = served.texts.wait(bytes);
     let asked = Asked {
         messages: served.replay(messages),
         tools: (!described.is_empty()).then(|| described.into()),

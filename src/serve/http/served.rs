@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 use super::error::ApiError;
+use super::text::Texts;
 use crate::runtime::chat::{Asked, Conversation, Format};
 use crate::runtime::dialect::Dialect;
 use crate::runtime::grammar::{GrammarError, Grammars};
@@ -31,6 +32,7 @@ pub struct Served {
     /// Ids that end a text.
     pub(super) stop: Vec<u32>,
     pub(super) vocabulary: usize,
+    pub(super) texts: Texts,
     chat: Option<Chat>,
     /// Held while a grammar is compiled.
     pub(super) compiling: Mutex<()>,
@@ -127,7 +129,9 @@ impl Served {
             _ => None,
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let texts = Texts::new(parts.tokenizer, parts.engine.options().context);
         Served {
+            texts,
             engine: parts.engine,
             name: parts.name,
             created: now.map_or(0, |now| now.as_secs()),
