@@ -4,6 +4,7 @@
 pub mod binary;
 pub mod fio;
 pub mod lab;
+pub mod load;
 pub mod policies;
 
 /// The middle one, or the mean of the two in the middle; at least one.

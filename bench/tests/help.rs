@@ -8,6 +8,7 @@ fn every_bench_says_what_it_needs_and_gives_an_example() {
         env!("CARGO_BIN_EXE_faults"),
         env!("CARGO_BIN_EXE_fio"),
         env!("CARGO_BIN_EXE_lab"),
+        env!("CARGO_BIN_EXE_load"),
         env!("CARGO_BIN_EXE_machines"),
         env!("CARGO_BIN_EXE_overlap"),
         env!("CARGO_BIN_EXE_policies"),

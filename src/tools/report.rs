@@ -12,6 +12,7 @@ mod grid;
 pub mod hlog;
 pub mod machine;
 pub mod mirrors;
+pub mod picture;
 mod pipeline;
 pub mod profile;
 mod stack;

@@ -142,8 +142,8 @@ pub struct Chart {
     pub series: Vec<Series>,
 }
 
-const WIDTH: f64 = 560.0;
-const HEIGHT: f64 = 320.0;
+pub(super) const WIDTH: f64 = 560.0;
+pub(super) const HEIGHT: f64 = 320.0;
 const AREA: Area = Area {
     left: 62.0,
     right: WIDTH - 14.0,
@@ -171,6 +171,14 @@ impl Lane<'_> {
 impl Chart {
     /// Appends it as a figure.
     pub(super) fn draw(&self, out: &mut String) {
+        area::begin(out, &self.title, false, (WIDTH, HEIGHT));
+        self.plot(out);
+        let names = self.series.iter().map(|series| series.name.as_str());
+        area::end_with_legend(out, false, names.enumerate());
+    }
+
+    /// Appends axes and lines.
+    pub(super) fn plot(&self, out: &mut String) {
         let points = || self.series.iter().flat_map(|s| &s.points);
         let lane = |axis, (low, high), from, to| Lane {
             axis,
@@ -183,7 +191,6 @@ impl Chart {
         let x = lane(&self.x, x_span, AREA.left, AREA.right);
         let y_span = self.y.span(points().map(|p| p.1));
         let y = lane(&self.y, y_span, AREA.bottom, AREA.top);
-        area::begin(out, &self.title, false, (WIDTH, HEIGHT));
         for (value, label) in self.y.ticks(y.low, y.high) {
             if let Some(at) = y.at(value) {
                 AREA.line_across(out, at);
@@ -201,8 +208,6 @@ impl Chart {
         for (i, series) in self.series.iter().enumerate() {
             self.line(out, i, series, &x, &y);
         }
-        let names = self.series.iter().map(|series| series.name.as_str());
-        area::end_with_legend(out, false, names.enumerate());
     }
 
     fn line(&self, out: &mut String, i: usize, series: &Series, x: &Lane, y: &Lane) {
