@@ -174,6 +174,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="fixtures to make (default: all)")
     parser.add_argument("--out", type=Path, default=FIXTURE_DIR, help="parent directory of the fixtures")
     parser.add_argument("--random", type=int, metavar="SEED", help="make one fixture of a random kind instead, in OUT itself")
+    parser.add_argument("--family", help="with --random: the family (default: glm_moe_dsa)")
     parser.add_argument("--large", type=Path, metavar="DIR", help="write a model with 1.3 GB of experts instead")
     parser.add_argument("--drafts", type=Path, metavar="DIR", help="write a deep model whose drafts come true instead")
     parser.add_argument("--converted", action="store_true", help="write only what quantised versions of existing fixtures say")
@@ -193,7 +194,7 @@ def main() -> None:
 
         if args.out == FIXTURE_DIR:
             parser.error("--random needs --out")
-        make(random_spec(args.random), args.out)
+        make(random_spec(args.random, args.family), args.out)
     else:
         unknown = set(args.names) - {s.name for s in FIXTURES}
         if unknown:
