@@ -3,14 +3,15 @@
 use super::family::{Family, Preset};
 use super::keys::Keys;
 use super::{
-    ConfigError, TensorId, deepseek_v3, glm_moe_dsa, glm4_moe, glm4_moe_lite, gpt_oss, kimi_k2,
-    minimax_m2, olmoe, qwen3_moe,
+    ConfigError, TensorId, deepseek_v3, deepseek_v32, glm_moe_dsa, glm4_moe, glm4_moe_lite,
+    gpt_oss, kimi_k2, minimax_m2, olmoe, qwen3_moe,
 };
 
 /// Every supported family. A family is one file and one line here.
 const FAMILIES: &[Family] = &[
     glm_moe_dsa::FAMILY,
     deepseek_v3::FAMILY,
+    deepseek_v32::FAMILY,
     kimi_k2::FAMILY,
     glm4_moe_lite::FAMILY,
     glm4_moe::FAMILY,

@@ -45,11 +45,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 fn parse(keys: &Keys) -> Result<Architecture, ConfigError> {
-    schedule::only_kinds(
-        keys,
-        "layer_types",
-        &["indexed_attention", "deepseek_sparse_attention"],
-    )?;
+    schedule::only_indexed(keys)?;
     mla::parse(keys, &DEFAULTS)
 }
 

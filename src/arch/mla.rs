@@ -222,6 +222,7 @@ pub fn indexer(
         heads: keys.int("index_n_heads", 1, MAX_HEADS, Some(default_heads))?,
         width,
         norm_eps: INNER_NORM_EPS,
+        layout: RopeLayout::Interleaved,
         layers: Vec::new(),
         shared_by_drafts: false,
     })

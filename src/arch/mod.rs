@@ -9,6 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 
 mod deepseek_v3;
+mod deepseek_v32;
 mod dimensions;
 mod error;
 mod families;
@@ -122,6 +123,8 @@ pub struct Indexer {
     pub width: usize,
     /// Epsilon of the key norm.
     pub norm_eps: f32,
+    /// Pairs of the rotated dimensions.
+    pub layout: RopeLayout,
     /// By decoder layer; the first is full.
     pub layers: Vec<IndexerKind>,
     /// Whether drafts after the first attend to the positions that the first one selected.

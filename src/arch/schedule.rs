@@ -161,6 +161,12 @@ fn too_short(keys: &Keys, key: &str, found: usize, layers: usize) -> ConfigError
     )
 }
 
+/// Refuses `layer_types` other than those of sparse attention, which every layer of these families has.
+pub fn only_indexed(keys: &Keys) -> Result<(), ConfigError> {
+    let kinds = ["indexed_attention", "deepseek_sparse_attention"];
+    only_kinds(keys, "layer_types", &kinds)
+}
+
 /// Refuses a list of layer kinds with any other kind than `supported`; absent and null pass.
 pub fn only_kinds(keys: &Keys, key: &str, supported: &[&str]) -> Result<(), ConfigError> {
     let Some(value) = keys.given(key) else {

@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
-use crate::arch::{Part, TensorId};
+use crate::arch::{Part, RopeLayout, TensorId};
 use crate::model::kv::{KvSpan, PAGE, Rows};
 use crate::model::ops;
 use crate::model::pass::Tokens;
-use crate::model::rope::rotate;
+use crate::model::rope::{Angle, rotate, rotate_halves};
 use crate::model::scratch::{ScratchPool, resize_scratch};
 use crate::model::topk::top_k as largest;
 use crate::pool::Pool;
@@ -88,6 +88,7 @@ pub struct Indexer {
     norm_weight: Vec<f32>,
     norm_bias: Vec<f32>,
     norm_eps: f32,
+    layout: RopeLayout,
     heads: usize,
     width: usize,
     /// Factor on the scores of a head.
@@ -149,11 +150,19 @@ impl Indexer {
             norm_weight: loader.vector(id(Part::IndexNorm))?,
             norm_bias: loader.vector(id(Part::IndexNormBias))?,
             norm_eps: indexer.norm_eps,
+            layout: indexer.layout,
             heads,
             width,
             scale: (width as f64).powf(-0.5) as f32,
             weight_scale: (heads as f64).powf(-0.5) as f32,
         })
+    }
+
+    fn rotate(&self, head: &mut [f32], angles: &[Angle]) {
+        match self.layout {
+            RopeLayout::Interleaved => rotate(head, angles),
+            RopeLayout::HalfSplit => rotate_halves(head, angles),
+        }
     }
 
     /// Values of a key.
@@ -182,7 +191,7 @@ impl Indexer {
         self.wq_b.matrix().matmul(pool, q_resid, n, queries);
         for (i, heads) in queries.chunks_mut(self.heads * self.width).enumerate() {
             for head in heads.chunks_mut(self.width) {
-                rotate(head, tokens.angles_of(i));
+                self.rotate(head, tokens.angles_of(i));
             }
         }
         let weights = resize_scratch(&mut scratch.weights, n * self.heads);
@@ -263,7 +272,7 @@ impl Indexer {
                     break;
                 };
                 ops::layer_norm(raw, &self.norm_weight, &self.norm_bias, self.norm_eps, key);
-                rotate(key, tokens.angles_of(at));
+                self.rotate(key, tokens.angles_of(at));
             }
         }
     }

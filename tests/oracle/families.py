@@ -157,6 +157,9 @@ KIMI = base("kimi_k2", "DeepseekV3ForCausalLM", MLA, REST)
 FAMILIES = {
     "glm_moe_dsa": Family(base("glm_moe_dsa", "GlmMoeDsaForCausalLM", MLA, INDEXER, REST)),
     "deepseek_v3": Family(base("deepseek_v3", "DeepseekV3ForCausalLM", MLA, {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}, REST)),
+    "deepseek_v32": Family(
+        base("deepseek_v32", "DeepseekV32ForCausalLM", MLA, INDEXER, {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}, REST)
+    ),
     "kimi_k2": Family(KIMI, library="deepseek_v3"),
     # The language model of a multimodal checkpoint: keys in an object, names with a prefix.
     "kimi_k25": Family(

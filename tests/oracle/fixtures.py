@@ -303,4 +303,14 @@ FIXTURES = [
                eos_token_id=[1, 7]),
         shards=2, mtp=True, prompt=20, new=16, score=30,
     ),
+    # As published: an indexer in every layer, rotated in halves, and in the MTP layer; the indexer's pairs are scaled by YaRN too.
+    Spec(
+        "deepseek-v32",
+        config("deepseek_v32", index_topk=14, index_n_heads=33, index_head_dim=17, num_nextn_predict_layers=1, rope_parameters=None,
+               rope_theta=10000,
+               rope_scaling={"type": "yarn", "factor": 40, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1,
+                             "mscale": 1.0, "mscale_all_dim": 1.0},
+               qk_rope_head_dim=10, max_position_embeddings=1280, rms_norm_eps=1e-6),
+        shards=2, mtp=True, prompt=40, new=12, score=0,
+    ),
 ]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::arch::{Architecture, Attention, ConfigError, Groups, Mla};
+use crate::arch::{Architecture, Attention, ConfigError, Groups, IndexerKind, Mla, RopeLayout};
 
 /// Keys that change no number in transformers, and why.
 const WITHOUT_EFFECT: [&str; 16] = [
@@ -34,7 +34,8 @@ const WITHOUT_EFFECT: [&str; 16] = [
 const DEEPSEEK_V3: &str = include_str!("../published/deepseek-v3.json");
 const KIMI_K2: &str = include_str!("../published/kimi-k2.json");
 const GLM_FLASH: &str = include_str!("../published/glm-4.7-flash.json");
-const PUBLISHED: [&str; 3] = [DEEPSEEK_V3, KIMI_K2, GLM_FLASH];
+const DEEPSEEK_V32: &str = include_str!("../published/deepseek-v3.2.json");
+const PUBLISHED: [&str; 4] = [DEEPSEEK_V3, DEEPSEEK_V32, KIMI_K2, GLM_FLASH];
 
 fn config(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
@@ -142,4 +143,16 @@ fn kimi_k25_holds_the_language_model() {
     assert_eq!(arch.names.head, "language_model.lm_head.weight");
     let names = plain.names;
     assert_eq!(Architecture { names, ..arch }, plain);
+}
+
+#[test]
+fn deepseek_v32_has_an_indexer_in_every_layer() {
+    let arch = parse(&config(DEEPSEEK_V32)).unwrap();
+    let indexer = arch.indexer.as_ref().unwrap();
+    assert_eq!(indexer.layers, vec![IndexerKind::Full; 61]);
+    assert_eq!((indexer.heads, indexer.layout), (64, RopeLayout::HalfSplit));
+    let plain = parse(&config(DEEPSEEK_V3)).unwrap();
+    assert_eq!((arch.attention, arch.rope), (plain.attention, plain.rope));
+    let dense = with(DEEPSEEK_V32, "index_topk", json!(0)).unwrap();
+    assert_eq!(dense.indexer, None);
 }

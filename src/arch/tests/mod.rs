@@ -130,7 +130,7 @@ fn hostile_values_are_refused_by_name() {
         ),
         (
             json!({"model_type": "llama"}),
-            "model_type \"llama\" is not supported, only glm_moe_dsa, deepseek_v3, kimi_k2, glm4_moe_lite",
+            "model_type \"llama\" is not supported, only glm_moe_dsa, deepseek_v3, deepseek_v32, kimi_k2, glm4_moe_lite",
         ),
         (
             json!({"model_type": 3}),

@@ -349,6 +349,9 @@ fn hyperparameters(arch: &Architecture) -> u32 {
         let Groups { count, keep } = *groups;
         crc.update(&[count, keep].map(|n| (n as u64).to_le_bytes()).concat());
     }
+    if index.is_some_and(|index| index.layout == RopeLayout::HalfSplit) {
+        crc.update(b"half-split indexer");
+    }
     if let Some(yarn) = scaling {
         hash_yarn(&mut crc, yarn);
     }
