@@ -9,21 +9,25 @@ use crate::runtime::template::ChatTemplate;
 mod form;
 mod json;
 mod pairs;
+mod section;
 mod split;
 #[cfg(test)]
 mod tests;
 
 pub use form::Form;
 pub use pairs::is_name;
+pub use section::{Section, Style};
 pub use split::Splitter;
 
-/// How a model writes a tool call between `<tool_call>` and `</tool_call>`.
+/// How a model writes a tool call, between `<tool_call>` and `</tool_call>` if nothing else is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFormat {
     /// The function's name, then pairs of `<arg_key>` and `<arg_value>`: GLM-4.5 and later.
     Pairs,
     /// One JSON object with the keys `name` and `arguments`: Hermes, Qwen.
     Json,
+    /// Calls in a section between special tokens: DeepSeek, Kimi K2.
+    Section(&'static Section),
 }
 
 /// The tags of a model's answers.
@@ -74,7 +78,7 @@ impl Dialect {
         let calls = match writes("<tool_call>") {
             true if writes("<arg_key>") => Some(CallFormat::Pairs),
             true => Some(CallFormat::Json),
-            false => None,
+            false => section::of(template.source()).map(CallFormat::Section),
         };
         Dialect {
             thinks: writes("</think>"),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{CallFormat, Dialect, Tool};
+use super::{CallFormat, Dialect, Section, Tool};
 use crate::runtime::grammar::{Grammar, GrammarError, embedded_schema};
 use crate::runtime::tokenizer::Tokenizer;
 
@@ -50,11 +50,7 @@ impl Dialect {
             let Some(format) = self.calls else {
                 return Ok(None);
             };
-            let call = lark.calls(format, &form.tools)?;
-            answers.push(match form.several {
-                true => format!("{call} (SPACE? {call})*"),
-                false => call,
-            });
+            answers.push(lark.calls(format, &form.tools, form.several)?);
         }
         let names: Vec<String> = (answers.iter().enumerate())
             .map(|(n, answer)| lark.rule(&format!("answer{n}"), answer))
@@ -105,28 +101,82 @@ impl Lark<'_> {
         name
     }
 
-    /// Adds the rules of one call of any of the tools.
-    fn calls(&mut self, format: CallFormat, tools: &[Tool]) -> Result<String, GrammarError> {
+    /// Adds the rules of one call of any of the tools, or of several.
+    fn calls(
+        &mut self,
+        format: CallFormat,
+        tools: &[Tool],
+        several: bool,
+    ) -> Result<String, GrammarError> {
         let mut calls = Vec::new();
         for (n, tool) in tools.iter().enumerate() {
             let body = match format {
                 CallFormat::Pairs => self.pairs(n, tool)?,
                 CallFormat::Json => {
-                    let mut parameters = tool.parameters.clone();
-                    // Without it, any JSON would do.
-                    parameters.insert("type".into(), "object".into());
-                    let arguments = embedded_schema(&Value::Object(parameters))?;
                     let head = format!("{{\"name\": {}, \"arguments\": ", Value::from(&*tool.name));
-                    let arguments =
-                        self.rule(&format!("arguments{n}"), &format!("%json {arguments}"));
+                    let arguments = self.arguments(n, tool)?;
                     format!("{} {arguments} \"}}\"", quoted(&head))
                 }
+                CallFormat::Section(section) => self.section_call(section, n, tool)?,
             };
             calls.push(self.rule(&format!("tool{n}"), &body));
         }
-        let (open, close) = (self.tag("<tool_call>"), self.tag("</tool_call>"));
-        let body = format!("{open} SPACE? ({}) SPACE? {close}", calls.join(" | "));
-        Ok(self.rule("call", &body))
+        let [open, close] = match format {
+            CallFormat::Section(section) => [section.call, section.called],
+            CallFormat::Pairs | CallFormat::Json => ["<tool_call>", "</tool_call>"],
+        };
+        let (open, close) = (self.tag(open), self.tag(close));
+        let calls = calls.join(" | ");
+        let call = match format {
+            CallFormat::Section(_) => self.rule("call", &format!("{open} ({calls}) {close}")),
+            CallFormat::Pairs | CallFormat::Json => {
+                let body = format!("{open} SPACE? ({calls}) SPACE? {close}");
+                self.rule("call", &body)
+            }
+        };
+        let calls = match several {
+            true => format!("{call} (SPACE? {call})*"),
+            false => call,
+        };
+        Ok(match format {
+            CallFormat::Section(section) => {
+                let (open, close) = (self.tag(section.open), self.tag(section.close));
+                format!("{open} {calls} {close}")
+            }
+            CallFormat::Pairs | CallFormat::Json => calls,
+        })
+    }
+
+    /// The rule of a tool's arguments as JSON.
+    fn arguments(&mut self, n: usize, tool: &Tool) -> Result<String, GrammarError> {
+        let mut parameters = tool.parameters.clone();
+        // Without it, any JSON would do.
+        parameters.insert("type".into(), "object".into());
+        let schema = embedded_schema(&Value::Object(parameters))?;
+        Ok(self.rule(&format!("arguments{n}"), &format!("%json {schema}")))
+    }
+
+    /// The rule of a call in a section.
+    fn section_call(
+        &mut self,
+        section: &Section,
+        n: usize,
+        tool: &Tool,
+    ) -> Result<String, GrammarError> {
+        let (head, numbered, [before, after]) = section.frame(&tool.name);
+        let arguments = self.arguments(n, tool)?;
+        let index = if numbered { " /[0-9]{1,3}/" } else { "" };
+        let text = |text: &str| match text {
+            "" => String::new(),
+            text => quoted(text),
+        };
+        Ok(format!(
+            "{}{index} {} {} {arguments} {}",
+            quoted(&head),
+            self.tag(section.separator),
+            text(&before),
+            text(&after)
+        ))
     }
 
     /// The rule of a call as pairs of tags: required properties, and others in the order of the schema.
@@ -295,7 +345,11 @@ mod tests {
 
     #[test]
     fn required_calls_are_calls() {
-        for format in [CallFormat::Pairs, CallFormat::Json] {
+        let sections = crate::runtime::dialect::section::ALL.map(CallFormat::Section);
+        for format in [CallFormat::Pairs, CallFormat::Json]
+            .into_iter()
+            .chain(sections)
+        {
             let dialect = Dialect {
                 thinks: false,
                 calls: Some(format),

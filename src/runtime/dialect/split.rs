@@ -1,7 +1,7 @@
 //! Follows an answer from tag to tag. Text that may be the beginning of a tag is held back.
 
 use super::pairs::{Found, Pairs};
-use super::{CallFormat, Part, Tool, beginning, json};
+use super::{CallFormat, Part, Section, Tool, beginning, json};
 
 const THINK: &str = "<think>";
 const THOUGHT: &str = "</think>";
@@ -16,6 +16,9 @@ enum State {
     Content,
     JsonCall,
     PairsCall(Pairs),
+    /// Between the calls of a section.
+    Section(&'static Section),
+    SectionCall(&'static Section),
 }
 
 /// Splits one answer.
@@ -92,9 +95,17 @@ impl Splitter {
         match &mut self.state {
             State::Start => self.start(last),
             State::Reasoning => self.text(Some(THOUGHT), last),
-            State::Content => self.text(self.calls.map(|_| CALL), last),
+            State::Content => self.text(self.calls.map(tag_of), last),
             State::JsonCall => self.json_call(last),
             State::PairsCall(_) => self.pairs_call(last),
+            State::Section(section) => {
+                let section = *section;
+                self.section(section, last)
+            }
+            State::SectionCall(section) => {
+                let section = *section;
+                self.section_call(section, last)
+            }
         }
     }
 
@@ -128,6 +139,7 @@ impl Splitter {
         self.state = match self.calls {
             _ if tag == THOUGHT => State::Content,
             Some(CallFormat::Pairs) => State::PairsCall(Pairs::default()),
+            Some(CallFormat::Section(section)) => State::Section(section),
             _ => State::JsonCall,
         };
         if tag == THOUGHT {
@@ -197,6 +209,42 @@ impl Splitter {
         true
     }
 
+    /// Takes the beginning of the next call, or the end of the section. Other text ends it, too.
+    fn section(&mut self, section: &'static Section, last: bool) -> bool {
+        let rest = self.held.trim_start();
+        if let Some(rest) = rest.strip_prefix(section.call) {
+            self.held = rest.to_owned();
+            self.state = State::SectionCall(section);
+        } else if let Some(rest) = rest.strip_prefix(section.close) {
+            self.held = rest.to_owned();
+            self.state = State::Content;
+        } else if last
+            || ![section.call, section.close]
+                .iter()
+                .any(|tag| tag.starts_with(rest))
+        {
+            self.state = State::Content;
+        } else {
+            return false;
+        }
+        true
+    }
+
+    fn section_call(&mut self, section: &'static Section, last: bool) -> bool {
+        let Some(end) = self.held.find(section.called) else {
+            return last && self.not_called(section.call, self.held.len());
+        };
+        let taken = end + section.called.len();
+        let Some((name, arguments)) = section.call(&self.held[..end]) else {
+            return self.not_called(section.call, taken);
+        };
+        self.begin_call(name);
+        self.arguments(arguments);
+        self.held.drain(..taken);
+        self.state = State::Section(section);
+        true
+    }
+
     fn begin_call(&mut self, name: String) {
         let index = self.count;
         self.count += 1;
@@ -219,9 +267,22 @@ impl Splitter {
 
     /// What looked like a call is content: its tag, and the next `end` bytes.
     fn no_call(&mut self, end: usize) -> bool {
+        self.not_called(CALL, end)
+    }
+
+    /// As [`Splitter::no_call`], of a call that began with `tag`.
+    fn not_called(&mut self, tag: &str, end: usize) -> bool {
         self.state = State::Content;
         let rest: String = self.held.drain(..end).collect();
-        self.emit(&(CALL.to_owned() + &rest));
+        self.emit(&(tag.to_owned() + &rest));
         true
+    }
+}
+
+/// The tag that calls begin with.
+fn tag_of(format: CallFormat) -> &'static str {
+    match format {
+        CallFormat::Pairs | CallFormat::Json => CALL,
+        CallFormat::Section(section) => section.open,
     }
 }

@@ -213,3 +213,62 @@ proptest! {
         prop_assert_eq!(kept, expected);
     }
 }
+
+fn section(template: &str) -> Dialect {
+    let calls = section::of(template).map(CallFormat::Section);
+    Dialect {
+        thinks: true,
+        calls,
+    }
+}
+
+#[test]
+fn calls_in_a_section_of_special_tokens() {
+    let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
+    for (template, answer) in [
+        (
+            "<｜tool▁calls▁begin｜>",
+            "<think>hm</think>Look:\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"days\": 2}<｜tool▁call▁end｜>\
+             <｜tool▁call▁begin｜>weather<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (
+            "<｜tool▁calls▁begin｜>```json",
+            "<think>hm</think>Look:<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"days\": 2}\n```\
+             <｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (
+            "<|tool_calls_section_begin|>",
+            "<think>hm</think>Look: <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>\
+             {\"days\": 2}<|tool_call_end|><|tool_call_begin|>functions.weather:1<|tool_call_argument_begin|>{}<|tool_call_end|>\
+             <|tool_calls_section_end|>",
+        ),
+    ] {
+        let whole = parts(section(template), "", answer);
+        assert_eq!(
+            (whole.reasoning.as_str(), whole.content.as_str()),
+            ("hm", "Look:")
+        );
+        let calls = [call("weather", "{\"days\":2}"), call("weather", "{}")];
+        assert_eq!(whole.calls, calls);
+    }
+}
+
+#[test]
+fn a_section_that_ends_early_loses_no_text() {
+    let kimi = section("<|tool_calls_section_begin|>");
+    for (answer, content) in [
+        ("a<|tool_calls_section_begin|>b", "ab"),
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.x:0",
+            "<|tool_call_begin|>functions.x:0",
+        ),
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>x<|tool_call_argument_begin|>[1]<|tool_call_end|>",
+            "<|tool_call_begin|>x<|tool_call_argument_begin|>[1]<|tool_call_end|>",
+        ),
+    ] {
+        let whole = parts(kimi, "", answer);
+        assert_eq!((whole.content.as_str(), whole.calls.len()), (content, 0));
+    }
+    assert_eq!(section("<tool_call>").calls, None);
+}
