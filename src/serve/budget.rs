@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-/// Rows of the first pass that has a prompt and decodes.
-const FIRST: usize = 8;
+/// Rows of the first pass that has a prompt and decodes. Each row may read as many experts as a decoding request does, and nothing is known of
+/// the drives yet.
+const FIRST: usize = 1;
 
 /// The rows of prompts for which a pass takes as long as it may. A pass grows by less than its rows, because rows share experts; so a pass
 /// of twice the rows takes at most twice the time.
@@ -42,5 +43,46 @@ impl Budget {
         if factor < 1.0 || rows >= self.rows {
             self.rows = ((rows as f64 * factor.min(2.0)) as usize).max(1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Passes that take `each` for every row: the longest one, and the rows of the last.
+    fn passes(budget: &mut Budget, decoding: usize, each: Duration) -> (Duration, usize) {
+        budget.passed(0, each * decoding as u32);
+        let mut longest = Duration::ZERO;
+        for _ in 0..40 {
+            let rows = budget.rows();
+            let time = each * (decoding + rows) as u32;
+            longest = longest.max(time);
+            budget.passed(rows, time);
+        }
+        (longest, budget.rows())
+    }
+
+    #[test]
+    fn no_pass_takes_longer_than_it_may() {
+        let stall = Duration::from_millis(500);
+        for (decoding, each, most) in [(1, 1, 500), (8, 1, 500), (4, 90, 540), (3, 600, 2700)] {
+            let each = Duration::from_millis(each);
+            let (longest, rows) = passes(&mut Budget::new(stall), decoding, each);
+            assert!(longest <= Duration::from_millis(most), "{longest:?}");
+            let used = each * (decoding + rows) as u32;
+            assert!(used * 10 > longest * 7, "{rows} rows take {used:?}");
+        }
+    }
+
+    #[test]
+    fn slower_drives_are_noticed_at_once() {
+        let mut budget = Budget::new(Duration::from_millis(500));
+        let (_, fast) = passes(&mut budget, 2, Duration::from_millis(1));
+        budget.passed(0, Duration::from_millis(20));
+        budget.passed(fast, Duration::from_millis(10) * fast as u32);
+        assert!(
+            Duration::from_millis(10) * (budget.rows() as u32 + 2) <= Duration::from_millis(500)
+        );
     }
 }
