@@ -59,8 +59,11 @@ fn the_json_has_the_contracts_keys_and_no_others() {
         &["--prompt-ids", "1,2,3", "-n", "3", "--json"],
     );
     let report = json_of(&output);
-    let keys =
-        |value: &Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
+    let keys = |value: &Value| -> Vec<String> {
+        let mut keys: Vec<String> = value.as_object().unwrap().keys().cloned().collect();
+        keys.sort_unstable();
+        keys
+    };
     let mut wanted = ["prompt_ids", "token_ids", "text", "finish_reason", "stats"];
     wanted.sort_unstable();
     assert_eq!(keys(&report), wanted);

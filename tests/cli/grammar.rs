@@ -75,7 +75,7 @@ fn a_kept_context_continues_after_a_schema() {
     let dir = TempDir::new().unwrap();
     let kv = dir.path().join("kv");
     let kv = kv.to_str().unwrap();
-    let args = ["-n", "60", "--kv", kv, "--kv-append", "--json"];
+    let args = ["-n", "200", "--kv", kv, "--kv-append", "--json"];
     let first = json_of(&finish(decode(dir.path(), &cat().to_string(), &args)));
     assert_eq!(first["finish_reason"], "stop");
     let length = |report: &Value, key: &str| report[key].as_array().unwrap().len();

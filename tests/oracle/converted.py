@@ -55,6 +55,7 @@ def format_of(name: str, tensor: torch.Tensor, recipe: dict, layers: int) -> str
     """The part of the recipe that a tensor falls under, or "f32" or "keep"."""
     if tensor.dim() != 2 or re.search(ROUTER, name):
         return "f32"
+    name = name.removeprefix("language_model.")  # of multimodal checkpoints
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer and int(layer[1]) >= layers:
         return recipe["mtp"]
