@@ -48,12 +48,10 @@ fn json(output: &Output) -> Value {
 }
 
 fn keys(value: &Value) -> Vec<&str> {
-    value
-        .as_object()
-        .unwrap()
-        .keys()
-        .map(String::as_str)
-        .collect()
+    let keys = value.as_object().unwrap().keys();
+    let mut keys: Vec<&str> = keys.map(String::as_str).collect();
+    keys.sort_unstable();
+    keys
 }
 
 #[test]

@@ -33,6 +33,14 @@ pub enum OpenError {
         /// Drives given.
         drives: usize,
     },
+    /// Experts that are not converted, and so not previewed either.
+    #[error(
+        "--expert-bits previews a conversion, and experts of type {model_type} are not converted: they run in 4 bits as published"
+    )]
+    RoundedPairs {
+        /// The family.
+        model_type: &'static str,
+    },
     /// Drafts are insisted on.
     #[error("cannot draft: {0}")]
     Drafts(#[source] PredictionError),

@@ -76,6 +76,10 @@ impl Model {
         for fault in shards.faults() {
             tracing::warn!("{fault}");
         }
+        if options.round_experts.is_some() && config.experts.in_pairs() {
+            let model_type = config.model_type;
+            return Err(OpenError::RoundedPairs { model_type });
+        }
         if options.drafts != Mode::Off {
             match (prediction(&shards, &config), options.drafts) {
                 (Ok(with), _) => config = with,

@@ -314,3 +314,15 @@ fn the_same_seed_gives_the_same_tokens() {
     assert_eq!(tokens("1"), tokens("1"));
     assert_ne!(tokens("1"), tokens("2"));
 }
+
+#[test]
+fn a_conversion_that_cannot_be_made_is_not_previewed() {
+    let args = ["--prompt-ids", "1,2,3", "-n", "1", "--expert-bits", "4"];
+    for name in ["gpt-oss-bf16", "gpt-oss-mxfp4"] {
+        let line = error_of(&run("decode", &fixture(name), &args));
+        assert!(
+            line.contains("--expert-bits") && line.contains("gpt_oss"),
+            "{line}"
+        );
+    }
+}
