@@ -1,6 +1,6 @@
 //! Measures the server under load: streams at once against tokens a second, times to the first token and between tokens, bytes read.
 //!
-//! `cargo build --release --workspace && target/release/load --model DIR -- --cache-slots 4`
+//! `cargo build --release --workspace && target/release/load --model DIR --cache-slots 8`
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,8 +22,8 @@ use serde_json::{Value, json};
     after_help = "Needs no root: a model, and colibri-uring beside this program, which it starts. Flags after -- go to `serve`, \
     and to `decode` where both have them.\n\n\
     Example:\n  cargo build --release --workspace\n  \
-    target/release/load --model large --decode --plot load.svg -- --cache-slots 4\n  \
-    target/release/load --model large --long-prompt 4000 --context 4096 --tokens 400 -- --cache-slots 4 --max-stall 200"
+    target/release/load --model large --cache-slots 8 --decode --plot load.svg\n  \
+    target/release/load --model large --cache-slots 8 --long-prompt 4000 --context 4096 --tokens 400 -- --max-stall 1000"
 )]
 struct Args {
     /// Directory of the model
@@ -32,6 +32,9 @@ struct Args {
     /// Streams at once
     #[arg(long, num_args = 1.., value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
     streams: Vec<usize>,
+    /// Expert slabs of each MoE layer
+    #[arg(long)]
+    cache_slots: u32,
     /// New tokens of each stream
     #[arg(long, default_value_t = 64)]
     tokens: usize,
@@ -59,7 +62,7 @@ struct Args {
     /// File for a plot
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Flags of the server that limit experts in memory and reads, like --cache-slots 4
+    /// More flags of the server
     #[arg(last = true)]
     flags: Vec<String>,
 }
@@ -89,21 +92,17 @@ fn main() -> anyhow::Result<()> {
 }
 
 impl Args {
-    fn server(&self, more: &[&str]) -> anyhow::Result<Server> {
+    fn server(&self, cache_slots: u32) -> anyhow::Result<Server> {
         let most = self.streams.iter().max().map_or(1, |n| n + 1);
         let own = [
-            "--parallel",
-            &most.to_string(),
-            "--context",
-            &self.context.to_string(),
+            ("--parallel", most.to_string()),
+            ("--context", self.context.to_string()),
+            ("--cache-slots", cache_slots.to_string()),
         ];
-        let own = own.map(str::to_owned);
-        let more = more.iter().map(|flag| (*flag).to_owned());
-        let flags: Vec<String> = own
+        let own = own
             .into_iter()
-            .chain(self.flags.clone())
-            .chain(more)
-            .collect();
+            .flat_map(|(flag, value)| [flag.to_owned(), value]);
+        let flags: Vec<String> = own.chain(self.flags.clone()).collect();
         Server::start(&self.model, &flags)
     }
 
@@ -122,6 +121,7 @@ impl Args {
             .arg(&self.model);
         command.args(["--prompt-ids", &ids.join(",")]);
         command.args(["-n", &prompt.tokens.to_string()]);
+        command.args(["--cache-slots", &self.cache_slots.to_string()]);
         command.args(["--temperature", "1", "--seed", &prompt.seed.to_string()]);
         // What only the server knows.
         let mut flags = self.flags.iter();
@@ -155,7 +155,7 @@ impl Args {
             for (row, &n) in rows.iter_mut().zip(&self.streams) {
                 let prompts = prompts(n, self.prompt, self.tokens, vocabulary, round);
                 // A server of its own: nothing is cached that another number of streams has read.
-                let run = Run::of(&self.server(&[])?, &prompts)?;
+                let run = Run::of(&self.server(self.cache_slots)?, &prompts)?;
                 let rate = run.rate();
                 if n == 1 && self.decode {
                     let decode = self.decode(&prompts[0])?;
@@ -233,7 +233,7 @@ impl Args {
 
     /// Time of a run against the larger of reading what it read, and computing it with all experts in memory.
     fn bound(&self, run: &Run, prompts: &[Prompt]) -> anyhow::Result<f64> {
-        let all = self.server(&["--cache-slots", &u32::MAX.to_string()])?;
+        let all = self.server(u32::MAX)?;
         // The first run reads the experts.
         Run::of(&all, prompts)?;
         let warm = Run::of(&all, prompts)?;
@@ -269,7 +269,8 @@ impl Args {
         for round in 0..self.rounds as u64 {
             for &n in &self.streams {
                 let prompts = prompts(n, self.prompt, self.tokens, vocabulary, round);
-                let intrusion = Intrusion::of(&self.server(&[])?, &prompts, &long(round))?;
+                let intrusion =
+                    Intrusion::of(&self.server(self.cache_slots)?, &prompts, &long(round))?;
                 let [usual, worst] =
                     [intrusion.usual, intrusion.worst].map(|time| time.as_secs_f64() * 1000.0);
                 let first = intrusion.first.as_secs_f64();
@@ -283,7 +284,7 @@ impl Args {
                     "first_token_seconds": first,
                 }));
             }
-            let alone = long(round).stream(&self.server(&[])?.address)?;
+            let alone = long(round).stream(&self.server(self.cache_slots)?.address)?;
             let (at, _) = *alone.came.first().context("no token")?;
             let first = (at - alone.sent).as_secs_f64();
             let decode = self.decode(&long(round))?;

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, ensure};
+use anyhow::anyhow;
 use colibri_uring::tools::measure::Rng;
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
@@ -131,12 +131,12 @@ pub struct Intrusion {
 }
 
 impl Intrusion {
-    /// Sends `long` when all of `prompts` decode. They must go on until it is answered.
+    /// Sends `long` when all of `prompts` decode. They may end before it is answered.
     ///
     /// # Errors
-    /// When one of them is not answered, or ends too soon.
+    /// When one of them is not answered.
     pub fn of(server: &Server, prompts: &[Prompt], long: &Prompt) -> anyhow::Result<Intrusion> {
-        let settle = Duration::from_secs(2);
+        let settle = Duration::from_secs(4);
         thread::scope(|scope| {
             let others = scope.spawn(|| all(server, prompts));
             thread::sleep(settle);
@@ -148,11 +148,6 @@ impl Intrusion {
             let mut usual = times();
             let mut worst = Duration::ZERO;
             for streamed in &others {
-                let last = streamed.came.last().map(|(at, _)| *at);
-                ensure!(
-                    last > Some(at),
-                    "a stream ends before the long prompt is computed: more --tokens"
-                );
                 for pair in streamed.came.windows(2) {
                     let (before, after) = (pair[0].0, pair[1].0);
                     match after < intruder.sent {
