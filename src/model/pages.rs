@@ -58,7 +58,7 @@ impl Runner {
         self.pages.free() + self.prefixes.evictable()
     }
 
-    /// The texts whose rows are known, as far as pages follow them, the one that was used last at the end.
+    /// The texts whose rows are known. The last one is the most recently used.
     pub fn known_texts(&self) -> Vec<Vec<u32>> {
         self.prefixes.texts()
     }

@@ -105,7 +105,7 @@ def library_config(spec) -> dict:
 
 
 def blank(spec):
-    """The library's model of a fixture, with weights that nobody reads."""
+    """The library's model of a fixture, without its weights."""
     config = dict(library_config(spec))
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
 

@@ -191,7 +191,7 @@ impl PrefixTree {
             .for_each(|child| self.remove(child));
     }
 
-    /// The ids on the way to each leaf, the one that was used last at the end.
+    /// The ids on the way to each leaf. The last one is the most recently used.
     pub fn texts(&self) -> Vec<Vec<u32>> {
         let mut texts = Vec::new();
         let mut open: Vec<(usize, Vec<u32>)> =
