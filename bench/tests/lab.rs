@@ -5,37 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use colibri_bench::lab::{Backing, Lab};
+use colibri_bench::lab::Lab;
 use serde_json::Value;
 
+use common::{colibri, fixture, lab};
+
+mod common;
+
 const MIB: u64 = 1 << 20;
-
-/// A lab, or a message why there is none here.
-fn lab() -> Option<Lab> {
-    match Lab::new(Backing::Memory) {
-        Ok(lab) => Some(lab),
-        Err(e) if e.is_unavailable() => {
-            eprintln!("skipped: {e}");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
-}
-
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/bf16-shared")
-}
-
-/// The binary beside this test's: built by `cargo build` or `cargo test` of the workspace.
-fn colibri() -> Option<PathBuf> {
-    let test = std::env::current_exe().unwrap();
-    let path = test.parent()?.parent()?.join("colibri-uring");
-    if !path.is_file() {
-        eprintln!("skipped: {} is not built", path.display());
-        return None;
-    }
-    Some(path)
-}
 
 /// A drive with the fixture on it.
 fn drive(lab: &mut Lab, rate: Option<u64>) -> usize {

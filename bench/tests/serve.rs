@@ -1,42 +1,17 @@
 //! Serving while drives fail. Skipped where there is no root or there are no loop devices.
 
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use colibri_bench::lab::{Backing, Lab};
 use serde_json::{Value, json};
 
+use common::{colibri, fixture, lab};
+
+mod common;
+
 const MIB: u64 = 1 << 20;
-
-/// A lab, or a message why there is none here.
-fn lab() -> Option<Lab> {
-    match Lab::new(Backing::Memory) {
-        Ok(lab) => Some(lab),
-        Err(e) if e.is_unavailable() => {
-            eprintln!("skipped: {e}");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
-}
-
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/bf16-shared")
-}
-
-/// The binary beside this test's: built by `cargo build` or `cargo test` of the workspace.
-fn colibri() -> Option<PathBuf> {
-    let test = std::env::current_exe().unwrap();
-    let path = test.parent()?.parent()?.join("colibri-uring");
-    if !path.is_file() {
-        eprintln!("skipped: {} is not built", path.display());
-        return None;
-    }
-    Some(path)
-}
 
 struct Server {
     child: Child,

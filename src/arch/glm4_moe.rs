@@ -6,7 +6,7 @@
 use serde_json::json;
 
 use super::family::{Family, Preset};
-use super::gqa::{self, Defaults, EXPERT_NAMES, ROPE, Rest};
+use super::gqa::{self, Defaults, ROPE, Rest};
 use super::keys::{Keys, MAX_EXPERTS, MAX_WIDTH};
 use super::names::{Names, Part};
 use super::rope::RopeDefaults;
@@ -61,7 +61,6 @@ const NAMES: Names = Names {
         (Part::DraftEmbedding, "embed_tokens.weight"),
         (Part::DraftHead, "shared_head.head.weight"),
     ],
-    experts: EXPERT_NAMES,
     ..gqa::NAMES
 };
 

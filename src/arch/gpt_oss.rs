@@ -6,7 +6,7 @@
 use serde_json::json;
 
 use super::family::{Family, Preset};
-use super::gqa::{self, Defaults, EXPERT_NAMES, ROPE, Rest};
+use super::gqa::{self, Defaults, ROPE, Rest};
 use super::keys::{Keys, MAX_EXPERTS, MAX_WIDTH};
 use super::names::{Names, Part};
 use super::rope::RopeDefaults;
@@ -54,8 +54,6 @@ const NAMES: Names = Names {
         (Part::ExpertGateUpBias, "mlp.experts.gate_up_proj_bias"),
         (Part::ExpertDownBias, "mlp.experts.down_proj_bias"),
     ],
-    // Only fused ones exist.
-    experts: EXPERT_NAMES,
     ..gqa::NAMES
 };
 

@@ -1,7 +1,7 @@
 //! Describes grouped-query attention, and reads the keys that its families share.
 
 use super::keys::{Keys, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
-use super::names::{ExpertNames, Names, Part};
+use super::names::{EXPERT_NAMES, Names, Part};
 use super::rope::RopeDefaults;
 use super::{Architecture, Attention, ConfigError, Experts, MlpKind, Rope, RopeLayout, Router};
 
@@ -89,14 +89,6 @@ pub const NAMES: Names = Names {
         (Part::Router, "mlp.gate.weight"),
     ],
     experts: EXPERT_NAMES,
-};
-
-/// Names of experts in most families.
-pub const EXPERT_NAMES: ExpertNames = ExpertNames {
-    module: "mlp.experts",
-    single: ["gate_proj.weight", "up_proj.weight", "down_proj.weight"],
-    fused_gate_up: "gate_up_proj",
-    fused_down: "down_proj",
 };
 
 /// What a family does where its config says nothing, and how it differs from others.

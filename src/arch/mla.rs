@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::keys::{
     Keys, MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_RANK, MAX_VOCAB, MAX_WIDTH,
 };
-use super::names::{ExpertNames, Names, Part};
+use super::names::{EXPERT_NAMES, Names, Part};
 use super::rope::RopeDefaults;
 use super::{
     Architecture, Attention, ConfigError, Experts, Groups, Indexer, Mla, Rope, RopeLayout, Router,
@@ -55,12 +55,7 @@ pub const NAMES: Names = Names {
         (Part::DraftEmbedding, "embed_tokens.weight"),
         (Part::DraftHead, "shared_head.head.weight"),
     ],
-    experts: ExpertNames {
-        module: "mlp.experts",
-        single: ["gate_proj.weight", "up_proj.weight", "down_proj.weight"],
-        fused_gate_up: "gate_up_proj",
-        fused_down: "down_proj",
-    },
+    experts: EXPERT_NAMES,
 };
 
 /// What a family's class in transformers takes where a key is absent, and which keys it reads.

@@ -186,6 +186,14 @@ pub struct ExpertNames {
     pub fused_down: &'static str,
 }
 
+/// Names of experts in most families.
+pub(super) const EXPERT_NAMES: ExpertNames = ExpertNames {
+    module: "mlp.experts",
+    single: ["gate_proj.weight", "up_proj.weight", "down_proj.weight"],
+    fused_gate_up: "gate_up_proj",
+    fused_down: "down_proj",
+};
+
 /// How a checkpoint spells its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
